@@ -1,0 +1,48 @@
+"""The events of DSec: what every service and every upstream system agree on. Needs pydantic only."""
+
+from dsec_contracts.canonical import CanonicalError, decode, encode
+from dsec_contracts.catalog import BY_TYPE, EVENTS, UnknownEvent, parse
+from dsec_contracts.envelope import Envelope, EnvelopeError, Event
+from dsec_contracts.keys import SYSTEM_SESSION, session_time
+from dsec_contracts.reward import RewardDeferred, RewardMissing, RewardScored
+from dsec_contracts.session import (
+    SessionCancelRequested,
+    SessionEnded,
+    SessionPlaced,
+    SessionRejected,
+    SessionReleased,
+    SessionRequested,
+    SessionStarted,
+)
+from dsec_contracts.spec import PolicyPublished, SpecRegistered
+from dsec_contracts.step import SessionStepped
+from dsec_contracts.worker import WorkerFenced, WorkerHeartbeat
+
+__all__ = [
+    "BY_TYPE",
+    "EVENTS",
+    "SYSTEM_SESSION",
+    "CanonicalError",
+    "Envelope",
+    "EnvelopeError",
+    "Event",
+    "PolicyPublished",
+    "RewardDeferred",
+    "RewardMissing",
+    "RewardScored",
+    "SessionCancelRequested",
+    "SessionEnded",
+    "SessionPlaced",
+    "SessionRejected",
+    "SessionReleased",
+    "SessionRequested",
+    "SessionStarted",
+    "SessionStepped",
+    "SpecRegistered",
+    "UnknownEvent",
+    "WorkerFenced",
+    "WorkerHeartbeat",
+    "decode",
+    "encode",
+    "session_time",
+]

@@ -1,0 +1,58 @@
+"""The catalogue: every event by type, how its message becomes an event again, and its JSON Schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from dsec_contracts import reward, session, spec, step, upcasters, worker
+from dsec_contracts.envelope import Event
+
+EVENTS: tuple[type[Event], ...] = (
+    spec.SpecRegistered,
+    spec.PolicyPublished,
+    session.SessionRequested,
+    session.SessionCancelRequested,
+    session.SessionRejected,
+    session.SessionPlaced,
+    session.SessionStarted,
+    session.SessionReleased,
+    session.SessionEnded,
+    step.SessionStepped,
+    reward.RewardScored,
+    reward.RewardDeferred,
+    reward.RewardMissing,
+    worker.WorkerFenced,
+    worker.WorkerHeartbeat,
+)
+
+BY_TYPE: dict[str, type[Event]] = {event.event_type(): event for event in EVENTS}
+
+
+class UnknownEvent(LookupError):
+    """A type that this version does not know. Park the message; a newer version will."""
+
+
+def parse(event_type: str, body: bytes) -> Event:
+    """The event of a message, upcast to the newest version that is known.
+
+    Raises:
+        UnknownEvent: the type is not in the catalogue.
+        pydantic.ValidationError: the body does not fit the type's schema.
+    """
+    event_type, body = upcasters.upcast(event_type, body)
+    event = BY_TYPE.get(event_type)
+    if event is None:
+        raise UnknownEvent(f"event type {event_type!r} is not known to this version")
+    return event.model_validate_json(body)
+
+
+def schema(event: type[Event]) -> dict[str, Any]:
+    """The JSON Schema of an event's body."""
+    result = TypeAdapter(event).json_schema(mode="validation")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"{event.event_type()}.schema.json",
+        **result,
+    }

@@ -1,0 +1,116 @@
+"""Natural keys: what makes an event the same event when it arrives again.
+
+A key is derived from the kind and its ordinals, never from a clock, an attempt (but for
+placements) or a random number. It is unique within its session; `<session id>/<key>` names an
+event anywhere, and is what `dsec why` takes.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+from uuid import UUID
+
+from pydantic import AfterValidator
+
+SESSION_AGE_MAX = timedelta(days=3650)
+SESSION_AHEAD_MAX = timedelta(days=1)
+SESSION_EARLIEST = datetime(2020, 1, 1, tzinfo=UTC)
+
+SYSTEM_SESSION = UUID("016f5e66-e800-7000-8000-000000000000")
+"""Events about no session (specs, policies, fences, rejections) are logged under this id, whose
+time is 2020-01-01T00:00:00Z."""
+
+
+def session_time(session_id: UUID) -> datetime:
+    """The creation time that a UUIDv7 carries, to the millisecond, in UTC."""
+    return datetime.fromtimestamp((session_id.int >> 80) / 1000, UTC)
+
+
+def check_session_id(value: UUID) -> UUID:
+    """Refuse an id that is not a UUIDv7, or whose time cannot be a session's.
+
+    The upper bound needs a clock and is the scheduler's to check (`check_session_window`).
+    """
+    if value.version != 7:
+        raise ValueError(f"{value} is not a UUIDv7 (its version is {value.version})")
+    if value.int >> 80 > 253_402_300_799_000 or session_time(value) < SESSION_EARLIEST:
+        raise ValueError(f"{value} carries a time outside the years 2020 to 9999")
+    return value
+
+
+def check_session_window(value: UUID, now: datetime) -> str | None:
+    """Why a new session may not carry this id's time, or None.
+
+    A session is partitioned by the time in its id, so a clock that is decades off would make a
+    partition of its own.
+    """
+    at = session_time(value)
+    if at > now + SESSION_AHEAD_MAX:
+        return f"{value} carries {at:%Y-%m-%d}, more than {SESSION_AHEAD_MAX.days} day ahead"
+    if at < now - SESSION_AGE_MAX:
+        return f"{value} carries {at:%Y-%m-%d}, more than {SESSION_AGE_MAX.days} days ago"
+    return None
+
+
+SessionId = Annotated[UUID, AfterValidator(check_session_id)]
+
+REQUESTED = "requested"
+CANCEL_REQUESTED = "cancel_requested"
+STARTED = "started"
+ENDED = "ended"
+
+
+def step(n: int) -> str:
+    """The key of environment step `n`, counted from 0 over the whole session."""
+    return f"step:{n}"
+
+
+def reward(n: int, revision: int = 1) -> str:
+    """The key of one revision of the reward of step `n`."""
+    return f"reward:{n}.{revision}"
+
+
+def reward_deferred(n: int) -> str:
+    """The key of the notice that the reward of step `n` comes later."""
+    return f"reward_deferred:{n}"
+
+
+def reward_missing(n: int) -> str:
+    """The key of the notice that the reward of step `n` will not come."""
+    return f"reward_missing:{n}"
+
+
+def placed(attempt: int) -> str:
+    """The key of a placement; attempts count from 1."""
+    return f"placed:{attempt}"
+
+
+def released(attempt: int) -> str:
+    """The key of a worker's giving up of an attempt."""
+    return f"released:{attempt}"
+
+
+def rejected(event_id: str) -> str:
+    """The key of a rejection: the id of the event that was rejected."""
+    return f"rejected:{event_id}"
+
+
+def fenced(worker: str) -> str:
+    """The key of a worker's fence; a worker is fenced once."""
+    return f"fenced:{worker}"
+
+
+def spec(spec_hash: str) -> str:
+    """The key of a spec: its content hash."""
+    return f"spec:{spec_hash}"
+
+
+def policy(name: str, version: str) -> str:
+    """The key of one version of a policy's weights."""
+    return f"policy:{name}.{version}"
+
+
+def of(session_id: UUID, key: str) -> str:
+    """`<session id>/<key>`: the name of an event anywhere."""
+    return f"{session_id}/{key}"

@@ -1,0 +1,78 @@
+"""Events about workers: fenced by the scheduler, and their heartbeats, which are not logged."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+from uuid import UUID
+
+from pydantic import Field
+
+from dsec_contracts.envelope import Event, Part
+from dsec_contracts.session import Name
+
+DeathReason = Literal["exit", "signal", "oom", "step_deadline", "heartbeat_lost", "drained"]
+
+
+class Culprit(Part):
+    """The session whose user code was running when a worker died, and at which step."""
+
+    session_id: UUID
+    step: int
+
+
+class FencedFact(Part):
+    """A worker's publishes after this position are refused."""
+
+    worker: Name
+    reason: DeathReason
+    culprit: Culprit | None = None
+
+
+class FencedCircumstance(Part):
+    """Details for people."""
+
+    detail: str = ""
+    sessions: int = 0
+
+
+class WorkerFenced(Event):
+    """The scheduler gave a worker up."""
+
+    fact: FencedFact
+    circumstance: FencedCircumstance = FencedCircumstance()
+
+
+class HeartbeatFact(Part):
+    """A worker's state now. `dead` is said by its supervisor, until the fence is seen."""
+
+    worker: Name
+    node: Name
+    state: Literal["ready", "draining", "dead"]
+    lanes: list[Name] = Field(default_factory=list)
+    capacity_sessions: int = 0
+    isolated: bool = False
+    """Takes one suspected session at a time."""
+    death: DeathReason | None = None
+    culprit: Culprit | None = None
+    detail: str = ""
+
+
+class HeartbeatCircumstance(Part):
+    """What it does: parallel lists over its sessions."""
+
+    pid: int = 0
+    memory_bytes: int = 0
+    sessions: list[UUID] = Field(default_factory=list)
+    attempts: list[int] = Field(default_factory=list)
+    steps: list[int] = Field(default_factory=list)
+    waiting_on: list[str] = Field(default_factory=list)
+    """`tick`, `reward`, `log`, `start`; one a session."""
+
+
+class WorkerHeartbeat(Event):
+    """A worker is alive, or its supervisor says that it is dead. Not in the log."""
+
+    durable: ClassVar[bool] = False
+
+    fact: HeartbeatFact
+    circumstance: HeartbeatCircumstance = HeartbeatCircumstance()
