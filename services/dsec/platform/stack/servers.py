@@ -1,0 +1,64 @@
+"""Which servers a stack has to bring along, and how each is prepared once it has a port.
+
+The stack treats all alike: pick a port, prepare, start, supervise. What differs is said here. A
+server that the user gave by URL is not in the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from dsec.platform.stack.nats_server import NATS_SERVER, NatsServerOptions, nats_server_process
+from dsec.platform.stack.options import StackOptions
+from dsec.platform.stack.postgres import POSTGRES, PostgresOptions, prepare_postgres
+from dsec.platform.stack.process import ProcessSpec
+from dsec.platform.stack.state import StateDir
+
+
+@dataclass(frozen=True)
+class PreparedServer:
+    """How to run a server, and the URL it is reached at once it is ready."""
+
+    spec: ProcessSpec
+    url: str
+
+
+@dataclass(frozen=True)
+class EmbeddedServer:
+    """A server that is ours to run. `given_port`: the user insists on it."""
+
+    name: str
+    given_port: int | None
+    prepare: Callable[[int], Awaitable[PreparedServer]]
+
+
+def embedded_servers(options: StackOptions, state: StateDir) -> tuple[EmbeddedServer, ...]:
+    """The servers that were not given by URL, in the order they are started."""
+    password = state.password()
+
+    async def nats(port: int) -> PreparedServer:
+        server = NatsServerOptions(
+            directory=state.path / "nats",
+            log_path=state.log_path(NATS_SERVER),
+            port=port,
+            password=password,
+            sync_interval=options.sync_interval,
+        )
+        return PreparedServer(nats_server_process(server), server.url)
+
+    async def postgres(port: int) -> PreparedServer:
+        server = PostgresOptions(
+            directory=state.path / "postgres",
+            log_path=state.log_path(POSTGRES),
+            port=port,
+            password=password,
+        )
+        return PreparedServer(await prepare_postgres(server), server.url)
+
+    servers = []
+    if options.nats_url is None:
+        servers.append(EmbeddedServer(NATS_SERVER, options.nats_port, nats))
+    if options.database_url is None:
+        servers.append(EmbeddedServer(POSTGRES, options.postgres_port, postgres))
+    return tuple(servers)

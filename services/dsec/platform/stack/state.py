@@ -1,0 +1,226 @@
+"""The state directory: where an embedded stack keeps its data, and what it knows of itself.
+
+One supervisor at a time owns the directory, by a lock that the kernel lets go of when it dies.
+What it started is written down, with creation times, so that the next start and `down` can find
+what an earlier supervisor left, and can prove that it is ours before they end it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import filelock
+import psutil
+import pydantic
+
+from dsec.platform.stack.errors import StackError, os_failure
+from dsec.platform.stack.files import write_private
+from dsec.platform.stack.identity import ProcessIdentity, end_process
+
+STATE_DIR_VARIABLE = "DSEC_STATE_DIR"
+STATE_VERSION = 1
+# Everything inside is private; others may pass, since the database may run as another user.
+STATE_DIR_MODE = 0o711
+FREE_BYTES_MIN = 256 * 1024 * 1024
+PASSWORD_BYTES = 24
+LEFTOVER_STOP_GRACE_S = 30.0
+
+
+class _Record(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ProcessRecord(_Record):
+    """A started process; `create_time` in seconds since 1970, `stop_signal` ends it in peace."""
+
+    name: str
+    pid: int
+    create_time: float
+    log_path: str
+    stop_signal: int = int(signal.SIGTERM)
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        return ProcessIdentity(self.pid, self.create_time)
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Where the servers are reached: nats://…, postgresql://…, and file:///… or another store.
+
+    The first two hold passwords.
+    """
+
+    nats_url: str
+    database_url: str
+    object_store_url: str
+
+
+class StackRecord(_Record):
+    """The content of stack.json. After a stop only the ports remain."""
+
+    version: Literal[1] = 1
+    supervisor: ProcessRecord | None = None
+    endpoints: Endpoints | None = None
+    processes: tuple[ProcessRecord, ...] = ()
+    ports: dict[str, int] = {}
+
+
+def default_state_dir() -> Path:
+    """DSEC_STATE_DIR, otherwise ~/.local/share/dsec."""
+    given = os.environ.get(STATE_DIR_VARIABLE)
+    return Path(given) if given else Path.home() / ".local" / "share" / "dsec"
+
+
+class StateDir:
+    """One state directory. Reading needs no lock; everything else is done while holding it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().absolute()
+        self._lock = filelock.FileLock(self.path / "lock", fallback_to_soft=False)
+
+    @property
+    def record_path(self) -> Path:
+        return self.path / "stack.json"
+
+    @property
+    def objects_dir(self) -> Path:
+        return self.path / "objects"
+
+    def log_path(self, name: str) -> Path:
+        return self.path / "logs" / f"{name}.log"
+
+    def open(self) -> None:
+        """Create the directory if need be, lock it, and check that a stack can live in it."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=STATE_DIR_MODE)
+        except OSError as error:
+            raise os_failure(self.path, "making the state directory", error) from error
+        self.lock()
+        try:
+            self._prepare()
+        except BaseException:
+            self.close()
+            raise
+
+    def lock(self) -> None:
+        """Become the one that owns the directory; StackError naming the one that does."""
+        try:
+            self._lock.acquire(timeout=0)
+        except filelock.Timeout:
+            raise StackError(self._held_sentence()) from None
+        except OSError as error:
+            raise os_failure(self.path, "locking the state directory", error) from error
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        self._lock.release()
+
+    def _prepare(self) -> None:
+        self._require_known_version()
+        free_bytes = shutil.disk_usage(self.path).free
+        if free_bytes < FREE_BYTES_MIN:
+            raise StackError(
+                f"The disk that holds {self.path} is nearly full ({free_bytes // 2**20} MB free, "
+                f"{FREE_BYTES_MIN // 2**20} MB needed): free some space there, or choose another "
+                "state directory (DSEC_STATE_DIR)."
+            )
+        write_private(self.path / "VERSION", f"{STATE_VERSION}\n")
+        try:
+            for folder in (self.objects_dir, self.path / "logs"):
+                folder.mkdir(exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise os_failure(self.path, "preparing the state directory", error) from error
+
+    def _require_known_version(self) -> None:
+        marker = self.path / "VERSION"
+        try:
+            text = marker.read_text().strip()
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            raise StackError(f"{marker} cannot be read ({error}): look at the path.") from error
+        if text != str(STATE_VERSION):
+            raise StackError(
+                f'{self.path} was written by another version of DSec (its format is "{text}", '
+                f"this one knows {STATE_VERSION}): use that version, or choose another state "
+                "directory (DSEC_STATE_DIR)."
+            )
+
+    def _held_sentence(self) -> str:
+        record, _ = self.read()
+        holder = record.supervisor if record is not None else None
+        who = f" by process {holder.pid}" if holder is not None else ", and is just starting"
+        return (
+            f"A stack is already up on {self.path}, held{who}: use it, stop it with `dsec down`, "
+            "or choose another state directory (DSEC_STATE_DIR)."
+        )
+
+    def read(self) -> tuple[StackRecord | None, str | None]:
+        """stack.json, and a sentence about it if it cannot be read. Missing is (None, None)."""
+        try:
+            return StackRecord.model_validate_json(self.record_path.read_bytes()), None
+        except FileNotFoundError:
+            return None, None
+        except (OSError, ValueError):
+            return None, f"{self.record_path} is damaged, and what it said is lost."
+
+    def write(self, record: StackRecord) -> None:
+        """Replace stack.json."""
+        write_private(self.record_path, record.model_dump_json(indent=2) + "\n")
+
+    def password(self) -> str:
+        """The password of the embedded servers, made once; only the owner can read it."""
+        path = self.path / "password"
+        with contextlib.suppress(FileNotFoundError):
+            if text := path.read_text().strip():
+                return text
+        password = secrets.token_urlsafe(PASSWORD_BYTES)
+        write_private(path, password + "\n")
+        return password
+
+    async def end_leftovers(self, record: StackRecord | None) -> tuple[str, ...]:
+        """End what an earlier supervisor left and is provably ours; say which. Hold the lock."""
+        ended: list[str] = []
+        for process in reversed(record.processes if record is not None else ()):
+            if await end_process(process.identity, process.stop_signal, LEFTOVER_STOP_GRACE_S):
+                ended.append(f"{process.name} (pid {process.pid})")
+        for stray in self._strays():
+            name = f"{stray.name()} (pid {stray.pid})"
+            identity = ProcessIdentity(stray.pid, stray.create_time())
+            if await end_process(identity, signal.SIGQUIT, LEFTOVER_STOP_GRACE_S):
+                ended.append(name)
+        return tuple(ended)
+
+    def _strays(self) -> list[psutil.Process]:
+        """Servers that run on our files, though no record names them.
+
+        The record may be damaged, or its writer killed between a start and its writing. A second
+        server on the same store would ruin it, and its command line names the store.
+        """
+        servers: dict[str, str] = {
+            "nats-server": str(self.path / "nats" / "nats-server.conf"),
+            "postgres": str(self.path / "postgres" / "data"),
+        }
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                path = servers.get(process.name(), "")
+                if path in process.cmdline()[1:] and _sees_same_file(process.pid, path):
+                    found.append(process)
+        return found
+
+
+def _sees_same_file(pid: int, path: str) -> bool:
+    """Whether a path means to a process what it means to us, and not a container's own file."""
+    if sys.platform != "linux":
+        return True
+    return Path(f"/proc/{pid}/root{path}").samefile(path)

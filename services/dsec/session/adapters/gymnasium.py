@@ -1,0 +1,107 @@
+"""Gymnasium environments: registered ids, and any class with Gymnasium's `reset` and `step`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+
+from dsec.session.adapters.state import StateProbe
+from dsec.session.chain import digest16
+from dsec.session.code import CodeNamespace
+
+
+class EnvError(Exception):
+    """An environment that cannot be made or does not keep to the interface. Has a code."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class GymnasiumAdapter:
+    """One environment, with what a deterministic session needs beside `step`."""
+
+    __slots__ = ("_env", "_own_hash", "_probe", "action_space", "observation_space", "step")
+
+    def __init__(self, env: Any) -> None:
+        for name in ("reset", "step"):
+            if not callable(getattr(env, name, None)):
+                raise EnvError("env_invalid", f"{type(env).__name__} has no {name}()")
+        self._env = env
+        self.action_space = getattr(env, "action_space", None)
+        self.observation_space = getattr(env, "observation_space", None)
+        self.step: Callable[[Any], Any] = env.step
+        base = getattr(env, "unwrapped", env)
+        self._own_hash = getattr(base, "state_hash", None)
+        self._probe: StateProbe | None = None
+
+    def deterministic_reset(self, seed: int) -> tuple[Any, dict[str, Any]]:
+        """Reset with a seed; the spaces are seeded too, which `reset(seed=...)` does not do.
+
+        Returns:
+            The observation and the info.
+
+        Raises:
+            EnvError: `reset` does not return `(observation, info)` or takes no seed.
+        """
+        # Gymnasium's seeds are of 32 bits in places; the upper half stays for nothing.
+        small = seed & 0x7FFF_FFFF
+        if self.action_space is not None and hasattr(self.action_space, "seed"):
+            self.action_space.seed(small)
+        result = self._env.reset(seed=small)
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+            raise EnvError("env_invalid", f"reset must return (observation, info), not {result!r}")
+        if self._probe is None:
+            self._probe = StateProbe(self._env)
+        self._probe.begin()
+        return result
+
+    def state_hash(self) -> bytes:
+        """16 bytes that stand for the environment's whole state, its generators included."""
+        if self._own_hash is not None:
+            own = self._own_hash()
+            return digest16(own if isinstance(own, bytes) else str(own).encode())
+        assert self._probe is not None, "reset comes first"
+        return digest16(self._probe.read())
+
+    def agent_action_space(self, seed: int) -> Any:
+        """A copy of the action space for the agent, with its own seed."""
+        space = copy.deepcopy(self.action_space)
+        if space is not None and hasattr(space, "seed"):
+            space.seed(seed & 0x7FFF_FFFF)
+        return space
+
+    def close(self) -> None:
+        """Close the environment, if it can be closed."""
+        if callable(close := getattr(self._env, "close", None)):
+            close()
+
+
+def env_factory(
+    entry: str, kwargs: Mapping[str, Any], namespace: CodeNamespace
+) -> Callable[[], GymnasiumAdapter]:
+    """What makes the environment of a spec.
+
+    Args:
+        entry: `gymnasium:ID`, `file.py:Class` (shipped with the spec) or `module:Class`.
+
+    Raises:
+        EnvError: `unknown_environment`: no such id.
+        CodeError: the class cannot be loaded.
+    """
+    scheme, _, name = entry.partition(":")
+    if scheme == "gymnasium":
+        try:
+            spec = gymnasium.spec(name)
+        except (gymnasium.error.Error, ModuleNotFoundError) as error:
+            raise EnvError(
+                "unknown_environment", f"env_spec.entry: {entry!r} is not registered: {error}"
+            ) from error
+        return lambda: GymnasiumAdapter(
+            gymnasium.make(copy.deepcopy(spec), disable_env_checker=True, **kwargs)
+        )
+    cls = namespace.load(entry)
+    return lambda: GymnasiumAdapter(cls(**kwargs))

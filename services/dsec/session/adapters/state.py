@@ -1,0 +1,283 @@
+"""The state of an environment, as bytes: what `state_hash` covers when an environment has none.
+
+Everything an environment keeps in its attributes counts, wrappers included, and the state of every
+generator it holds: a restored environment that equals another in all of these goes on equally.
+Plain attributes take a fast path (`marshal` version 2: by value, without references between
+objects); the rest is walked. What can be read in neither way is refused by name, since a state
+that is hashed in part proves nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import marshal
+import random
+from collections.abc import Callable
+from operator import itemgetter
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from dsec.session.chain import digest16
+from dsec_contracts.canonical import CanonicalError, encode
+
+STATE_DEPTH_MAX = 32
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+LARGE_LEAVES_MIN = 256
+"""A container with more leaves than this is large: tables of transitions, mostly."""
+LARGE_EVERY_STEPS = 64
+"""A large container is read again when it is replaced, at each reset, and this often between."""
+
+# Descriptions and windows: they say how an environment is made or drawn, not where it stands.
+_IGNORED = frozenset(
+    (
+        *("env", "spec", "_spec", "_cached_spec", "metadata", "_metadata", "render_mode"),
+        *("screen", "clock", "window_surface", "surf", "isopen", "_np_random_seed"),
+        *("_action_space", "_observation_space", "_saved_kwargs"),
+        *("_ezpickle_args", "_ezpickle_kwargs"),
+    )
+)
+_ARRAY_KINDS = "biufcSU"
+
+
+class StateError(ValueError):
+    """An attribute whose state cannot be read. Names it."""
+
+
+def generator_state(generator: Any) -> Callable[[], bytes]:
+    """A function that gives the state of a numpy Generator, quickly where that can be proven.
+
+    Reading PCG64's state through its property builds dictionaries, 3 us a step. The words lie at a
+    fixed address; that they are the right ones is checked against the property when bound.
+    """
+    bits = generator.bit_generator
+
+    def slow() -> bytes:
+        return encode(bits.state)
+
+    if type(bits) is not np.random.PCG64:
+        return slow
+    address = bits.ctypes.state_address
+    words = ctypes.c_void_p.from_address(address).value
+    if not words:
+        return slow
+    view = (ctypes.c_char * 32).from_address(words)
+    rest = (ctypes.c_char * 8).from_address(address + ctypes.sizeof(ctypes.c_void_p))
+    state = bits.state
+    expected = (
+        state["state"]["state"].to_bytes(16, "little")
+        + state["state"]["inc"].to_bytes(16, "little")
+        + state["has_uint32"].to_bytes(4, "little")
+        + state["uinteger"].to_bytes(4, "little")
+    )
+    if view.raw + rest.raw != expected:
+        return slow
+    return lambda: view.raw + rest.raw
+
+
+class _Layer:
+    """One object of the wrapper chain: how its attributes are read."""
+
+    __slots__ = (
+        "_attributes",
+        "_count",
+        "_generators",
+        "_get",
+        "_large",
+        "_reads",
+        "_slow",
+        "_target",
+    )
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+        self._large: dict[str, tuple[Any, bytes]] = {}
+        self._reads = 0
+        self._attributes: dict[str, Any] = target.__dict__
+        self._plan()
+
+    def _plan(self) -> None:
+        plain, slow, generators = [], [], []
+        for name, value in sorted(self._attributes.items()):
+            if name in _IGNORED or _is_space(value):
+                continue
+            if _is_plain(value, 0):
+                plain.append(name)
+            elif isinstance(value, np.random.Generator):
+                generators.append((name, value, generator_state(value)))
+            else:
+                slow.append(name)
+        self._count = len(self._attributes)
+        self._get = itemgetter(*plain) if plain else lambda _: ()
+        self._slow = slow
+        self._generators = generators
+
+    def begin(self) -> None:
+        """A reset happened: read everything anew."""
+        self._reads = 0
+
+    def read(self) -> bytes:
+        """The state of this layer."""
+        attributes = self._attributes
+        if len(attributes) != self._count:
+            self._plan()
+        for name, bound, _ in self._generators:
+            if attributes[name] is not bound:
+                self._plan()
+                break
+        try:
+            result = marshal.dumps(self._get(attributes), 2)
+        except (ValueError, KeyError):
+            self._plan()
+            result = marshal.dumps(self._get(attributes), 2)
+        for _, _, state in self._generators:
+            result += state()
+        for name in self._slow:
+            value = attributes[name]
+            if _is_plain(value, 0) or isinstance(value, np.random.Generator):
+                self._plan()
+                return self.read()
+            result += self._walk_slow(name, value)
+        self._reads += 1
+        return result
+
+    def _walk_slow(self, name: str, value: Any) -> bytes:
+        path = f"{type(self._target).__name__}.{name}"
+        if not isinstance(value, (dict, list, tuple)):
+            return _walk(value, path)
+        known = self._large.get(name)
+        if known is not None and known[0] is value and self._reads % LARGE_EVERY_STEPS:
+            return known[1]
+        try:
+            read = marshal.dumps(value, 2)
+        except ValueError:
+            read = _walk(value, path)
+        if _leaves(value, LARGE_LEAVES_MIN + 1) > LARGE_LEAVES_MIN:
+            self._large[name] = (value, digest16(read))
+            return digest16(read)
+        self._large.pop(name, None)
+        return read
+
+
+class StateProbe:
+    """Reads the state of a chain of wrappers around an environment."""
+
+    __slots__ = ("_layers",)
+
+    def __init__(self, env: Any) -> None:
+        self._layers: list[_Layer] = []
+        while True:
+            if hasattr(env, "__dict__"):
+                self._layers.append(_Layer(env))
+            inner = env.__dict__.get("env") if hasattr(env, "__dict__") else None
+            if inner is None or inner is env:
+                break
+            env = inner
+
+    def begin(self) -> None:
+        """A reset happened: the next reading starts from nothing known."""
+        for layer in self._layers:
+            layer.begin()
+
+    def read(self) -> bytes:
+        """The state as bytes. Equal states give equal bytes.
+
+        Raises:
+            StateError: an attribute cannot be read.
+        """
+        return b"".join([layer.read() for layer in self._layers])
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if kind is np.ndarray:
+        return bool(value.dtype.kind in _ARRAY_KINDS and value.flags.c_contiguous)
+    if isinstance(value, np.generic):
+        return value.dtype.kind in _ARRAY_KINDS
+    if kind in (list, tuple) and depth < 4:
+        return len(value) <= LARGE_LEAVES_MIN and all(_is_plain(item, depth + 1) for item in value)
+    return False
+
+
+def _leaves(value: Any, most: int) -> int:
+    """How many leaves a container has; counting stops at `most`."""
+    if not isinstance(value, (dict, list, tuple)):
+        return 1
+    count = 0
+    for item in value.values() if isinstance(value, dict) else value:
+        count += _leaves(item, most - count)
+        if count >= most:
+            break
+    return count
+
+
+def _is_space(value: Any) -> bool:
+    return any(base.__module__.startswith("gymnasium.spaces") for base in type(value).__mro__)
+
+
+def _walk(value: Any, path: str) -> bytes:
+    try:
+        return encode(_readable(value, path, {}, 0))
+    except CanonicalError as error:
+        raise StateError(f"{path}: {error}") from error
+
+
+def _readable(value: Any, path: str, seen: dict[int, int], depth: int) -> Any:
+    """`value` as canonical values, objects by their attributes, cycles by the order of meeting."""
+    if isinstance(value, (*_PLAIN, np.ndarray, np.generic)) and not (
+        isinstance(value, np.ndarray) and value.dtype.kind == "O"
+    ):
+        return value
+    if id(value) in seen:
+        return ["seen", seen[id(value)]]
+    seen[id(value)] = len(seen)
+    if depth >= STATE_DEPTH_MAX:
+        raise StateError(f"{path}: nested deeper than {STATE_DEPTH_MAX}; define state_hash()")
+    if isinstance(value, (list, tuple)):
+        items = enumerate(value)
+        return [_readable(item, f"{path}[{n}]", seen, depth + 1) for n, item in items]
+    if isinstance(value, dict):
+        return [
+            [_readable(k, path, seen, depth + 1), _readable(v, f"{path}[{k!r}]", seen, depth + 1)]
+            for k, v in value.items()
+        ]
+    if isinstance(value, np.ndarray):
+        return _readable(value.tolist(), path, seen, depth)
+    return _readable_object(value, path, seen, depth)
+
+
+def _readable_object(value: Any, path: str, seen: dict[int, int], depth: int) -> Any:
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(value, np.random.Generator):
+        return [name, encode(value.bit_generator.state)]
+    if isinstance(value, np.random.RandomState):
+        return [name, encode(value.get_state(legacy=False))]
+    if isinstance(value, random.Random):
+        return [name, encode(value.getstate())]
+    if isinstance(value, (set, frozenset)):
+        return {encode(_readable(item, path, seen, depth + 1)) for item in value}
+    if isinstance(value, (type, FunctionType, BuiltinFunctionType, ModuleType)):
+        return ["named", getattr(value, "__qualname__", value.__name__)]
+    if isinstance(value, MethodType):
+        return ["method", value.__func__.__qualname__]
+    if kind.__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
+        return value
+    attributes = dict(getattr(value, "__dict__", {}))
+    for base in kind.__mro__:
+        for slot in getattr(base, "__slots__", ()):
+            if hasattr(value, slot) and slot not in ("__dict__", "__weakref__"):
+                attributes[slot] = getattr(value, slot)
+    if not attributes and kind.__module__ not in ("builtins", "__main__") and _opaque(kind):
+        raise StateError(
+            f"{path}: the state of {name} cannot be read; give the environment a state_hash()"
+        )
+    return [name, _readable(dict(sorted(attributes.items())), path, seen, depth + 1)]
+
+
+def _opaque(kind: type) -> bool:
+    """Whether a type may keep state that Python cannot see (it is written in C)."""
+    return not (kind.__flags__ & (1 << 9))  # Py_TPFLAGS_HEAPTYPE: made by a class statement

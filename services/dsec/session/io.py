@@ -1,0 +1,129 @@
+"""What goes into a session and what comes out of it.
+
+An input is what the world gives a session, an output what the session gives the world. Every
+output names the inputs delivered since the output before it; a delivery that no output names did
+not happen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+from dsec.session.chain import digest16
+from dsec_contracts.canonical import decode, encode, head
+
+REWARD: Final = "reward"
+REWARD_MISSING: Final = "reward_missing"
+CANCEL: Final = "cancel"
+
+_KINDS = {kind: b"\x83" + encode(kind) for kind in (REWARD, REWARD_MISSING, CANCEL)}
+_FLOAT_BYTES = 9
+_REWARD_TAIL_BYTES = 17
+"""A reward's fact ends with its cause: a one-byte head and 16 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input. `fact` is what is hashed; `cause` must match the chain where it is given."""
+
+    kind: Literal["reward", "reward_missing", "cancel"]
+    ordinal: int
+    fact: bytes
+    value: float = 0.0
+    cause: bytes = b""
+    code: str = ""
+    fatal: bool = False
+    message: str = ""
+
+    def name(self) -> bytes:
+        """Canonical `[kind, ordinal, hash16]`."""
+        return _KINDS[self.kind] + head(0, self.ordinal) + b"\x50" + digest16(self.fact)
+
+
+def reward_input(step: int, value: float, fact: bytes, cause: bytes) -> Input:
+    """The reward of a step."""
+    return Input(REWARD, step, fact, value, cause)
+
+
+def missing_input(step: int, code: str, fatal: bool, message: str, cause: bytes) -> Input:
+    """The notice that a step's reward will not come."""
+    fact = encode([step, code, fatal])
+    return Input(REWARD_MISSING, step, fact, 0.0, cause, code, fatal, message)
+
+
+def cancel_input(code: str, message: str = "") -> Input:
+    """Somebody asked that the session end."""
+    return Input(CANCEL, 0, encode([code]), code=code, message=message)
+
+
+def reward_components(step: int, fact: bytes) -> dict[str, float]:
+    """The components of the first reward of a step, name to score.
+
+    The fact is `[step, 1, value, components, cause]`; only the components are decoded, and the
+    same ones only once: a constant reward costs a lookup.
+    """
+    start = 2 + len(head(0, step)) + _FLOAT_BYTES
+    return dict(_components(fact[start:-_REWARD_TAIL_BYTES]))
+
+
+@lru_cache(maxsize=4096)
+def _components(encoded: bytes) -> dict[str, float]:
+    return {name: pair[0] for name, pair in decode(encoded).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Output: the first reset."""
+
+    reset: bytes
+    chain: bytes
+    observation: bytes
+
+
+@dataclass(slots=True)
+class Stepped:
+    """Output: one environment step. `fact` is the canonical array of `STEP_FIELDS`."""
+
+    step: int
+    episode: int
+    env_reward: float
+    terminated: bool
+    truncated: bool
+    chain: bytes
+    fact: bytes
+    cause: str
+    observation: bytes
+    prior: bytes
+    reset_observation: bytes
+    extras: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Output: the end."""
+
+    status: Literal["completed", "failed", "cancelled"]
+    code: str
+    steps: int
+    episodes: int
+    inputs: bytes
+    chain: bytes
+    message: str = ""
+
+
+Output = Started | Stepped | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """What a machine needs to know of its session. No identity: no id, no times."""
+
+    seed: int
+    max_steps: int
+    agent_stream: int = 0
+    episodes_max: int | None = None
+    policy_version: str = ""
+    policy_state: Any = None
+    wants_prior: bool = True

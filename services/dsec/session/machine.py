@@ -1,0 +1,523 @@
+"""The session machine: takes inputs, yields outputs, does no I/O.
+
+The same machine runs live (inputs from the bus), after a crash (inputs from the log up to its
+tail) and in verification (inputs from the log to the end). User code, agent and environment, runs
+inside it and nowhere else.
+
+    machine = SessionMachine(program, config)
+    machine.start()              -> Started or Ended
+    machine.step()               -> Stepped or Ended
+    machine.deliver(input)       -> Ended or None; repeated, stale and foreign inputs are ignored
+
+After a step the machine waits for the input of that step (its reward, or the notice that there
+will be none); `awaiting` says so. User code that raises ends its session and nothing else; only
+`MemoryError` leaves the machine, since nobody can tell whose memory it was.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from struct import Struct
+from typing import Any, Literal, Protocol
+
+from dsec.session import chance as chances
+from dsec.session.adapters.gymnasium import EnvError, GymnasiumAdapter
+from dsec.session.adapters.state import StateError
+from dsec.session.chain import chain_end, chain_next, chain_start, digest16
+from dsec.session.chance import Chance
+from dsec.session.io import (
+    CANCEL,
+    REWARD,
+    REWARD_MISSING,
+    Ended,
+    Input,
+    SessionConfig,
+    Started,
+    Stepped,
+    reward_components,
+)
+from dsec.session.program import Program
+from dsec.session.seeds import derive
+from dsec_contracts.canonical import CanonicalError, encode, head
+
+MESSAGE_CHARS_MAX = 8_000
+
+_EMPTY_LIST = b"\x80"
+_EMPTY_MAP = b"\xa0"
+_NULL = b"\xf6"
+_TRUE, _FALSE = b"\xf5", b"\xf4"
+_HASH16 = b"\x50"
+_STEP_HEAD = head(4, 13)
+_FLOAT = Struct(">Bd").pack
+_NAN = encode(float("nan"))
+_KNOWN_KEYS = frozenset(("action", "action_params", "provenance", "extras", "tool_calls"))
+
+
+class Interposition(Protocol):
+    """What stands between user code and the process's clock, chance and entropy."""
+
+    def enter(self, chance: Chance) -> None:
+        """User code of this session runs from now on."""
+
+    def exit(self, chance: Chance) -> None:
+        """User code stops running."""
+
+
+class PlainInterposition:
+    """Makes the session's chance the active one; whoever consults it sees it."""
+
+    def enter(self, chance: Chance) -> None:
+        """See `Interposition`."""
+        chances.activate(chance)
+
+    def exit(self, chance: Chance) -> None:
+        """See `Interposition`."""
+        chances.deactivate()
+
+
+class _Stop(Exception):
+    """The session ends here: a failure with a code."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class SessionMachine:
+    """One session. See the module's text."""
+
+    __slots__ = (
+        "_agent",
+        "_array_head",
+        "_array_key",
+        "_chance",
+        "_done_episodes",
+        "_env",
+        "_episode",
+        "_episode_begun",
+        "_final",
+        "_info",
+        "_inputs",
+        "_interposition",
+        "_last_flags",
+        "_observation",
+        "_on_missing",
+        "_on_reward",
+        "_prior",
+        "_program",
+        "_step",
+        "awaiting",
+        "chain",
+        "config",
+        "ended",
+        "recorded_actions",
+    )
+
+    def __init__(
+        self, program: Program, config: SessionConfig, interposition: Interposition | None = None
+    ) -> None:
+        self._program = program
+        self.config = config
+        self._interposition: Interposition = interposition or PlainInterposition()
+        self._chance = Chance(derive(config.seed, "chance", config.agent_stream))
+        self._env: GymnasiumAdapter
+        self._agent: Any = None
+        self._on_reward: Callable[..., Any] | None = None
+        self._on_missing: Callable[..., Any] | None = None
+        self._step = 0
+        self._episode = 0
+        self._done_episodes = 0
+        self._episode_begun = False
+        self._observation: Any = None
+        self._prior = b""
+        self._info: dict[str, Any] = {}
+        self._final: Any = None
+        self._last_flags = (False, False)
+        self._inputs: list[bytes] = []
+        self._array_key: Any = None
+        self._array_head = b""
+        self.chain: bytes | None = None
+        self.awaiting: int | None = None
+        """The step whose reward the session waits for."""
+        self.ended: Ended | None = None
+        self.recorded_actions: Callable[[int], Any] | None = None
+        """For a D1 session that is re-executed: the action of a step, in place of the agent's."""
+
+    # -- outputs -------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """Environment steps taken."""
+        return self._step
+
+    def start(self) -> Started | Ended:
+        """Make environment and agent, reset, and give chain_0."""
+        self._interposition.enter(self._chance)
+        try:
+            return self._start()
+        except _Stop as stop:
+            return self._end("failed", stop.code, str(stop))
+        finally:
+            self._interposition.exit(self._chance)
+
+    def step(self) -> Stepped | Ended:
+        """Let the agent decide and the environment step.
+
+        Must not be called while an input is awaited or after the end.
+        """
+        if self.ended is not None or self.awaiting is not None or self.chain is None:
+            raise RuntimeError("step() while the session waits, before start() or after its end")
+        chance = self._chance
+        chance.position = self._step
+        self._interposition.enter(chance)
+        try:
+            return self._act(self._decide())
+        except _Stop as stop:
+            return self._end("failed", stop.code, str(stop))
+        finally:
+            self._interposition.exit(chance)
+
+    def deliver(self, given: Input) -> Ended | None:
+        """Give the session an input. What is not due, or was given before, changes nothing."""
+        if self.ended is not None or self.chain is None:
+            return None
+        if given.kind == CANCEL:
+            self._inputs.append(given.name())
+            return self._end("cancelled", given.code, given.message)
+        if given.ordinal != self.awaiting or given.cause != self.chain[:16]:
+            return None
+        self.awaiting = None
+        self._inputs.append(given.name())
+        self._interposition.enter(self._chance)
+        try:
+            if given.kind == REWARD:
+                self._tell_reward(given)
+            elif given.kind == REWARD_MISSING:
+                self._tell_missing(given)
+        except _Stop as stop:
+            return self._end("failed", stop.code, str(stop))
+        finally:
+            self._interposition.exit(self._chance)
+        self._final = None
+        return self._end_if_done()
+
+    def close(self) -> None:
+        """Give up the environment. User code runs; what it raises is not ours to keep."""
+        env = getattr(self, "_env", None)
+        if env is not None:
+            self._interposition.enter(self._chance)
+            try:
+                env.close()
+            except MemoryError:
+                raise
+            except BaseException as error:  # noqa: BLE001 - user code, after the session's end
+                self._info = {"close": repr(error)[:200]}
+            finally:
+                self._interposition.exit(self._chance)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _start(self) -> Started:
+        config, program = self.config, self._program
+        self._env = self._user("env_raised", program.make_env)
+        observation, info = self._reset(0)
+        self._agent = self._user("agent_raised", program.agent_class, self._session_config())
+        self._on_reward = getattr(self._agent, "on_reward", None)
+        self._on_missing = getattr(self._agent, "on_reward_missing", None)
+        if config.policy_version and hasattr(self._agent, "on_policy"):
+            self._user(
+                "agent_raised", self._agent.on_policy, config.policy_version, config.policy_state
+            )
+        encoded = self._encode_observation(observation)
+        reset = self._reset_fact(encoded, info)
+        self.chain = chain_start(reset)
+        self._observation, self._prior = observation, encoded
+        return Started(reset, self.chain, encoded)
+
+    def _session_config(self) -> dict[str, Any]:
+        config, env = self.config, self._env
+        stream, document = config.agent_stream, self._program.agent
+        return {
+            "params": dict(document.params),
+            "observation_space": env.observation_space,
+            "action_space": env.agent_action_space(derive(config.seed, "action_space", stream)),
+            "tools": list(document.tools),
+            "resource_profile": dict(document.resource_profile),
+            "max_steps": config.max_steps,
+            "seed": derive(config.seed, "agent", stream),
+            "anchor_id": None,
+        }
+
+    def _reset(self, episode: int) -> tuple[Any, dict[str, Any]]:
+        seed = derive(self.config.seed, "env", episode)
+        try:
+            return self._user("env_raised", self._env.deterministic_reset, seed)  # type: ignore[no-any-return]
+        except EnvError as error:
+            raise _Stop(error.code, str(error)) from error
+
+    def _reset_fact(self, observation: bytes, info: dict[str, Any]) -> bytes:
+        return b"".join(
+            (
+                b"\x83\x50",
+                self._state_hash(),
+                _HASH16,
+                digest16(observation),
+                self._encode_info(info),
+            )
+        )
+
+    def _user(self, code: str, call: Callable[..., Any], *args: Any) -> Any:
+        """Call user code; whatever it raises becomes the session's end."""
+        try:
+            return call(*args)
+        except (MemoryError, EnvError):
+            raise
+        except BaseException as error:
+            raise _Stop(code, _told(error)) from error
+
+    def _decide(self) -> Any:
+        """The agent's dict for the current observation."""
+        agent = self._agent
+        if not self._episode_begun:
+            self._episode_begun = True
+            if hasattr(agent, "on_episode_start"):
+                self._user("agent_raised", agent.on_episode_start, self._episode)
+        if self.recorded_actions is not None:
+            return self.recorded_actions(self._step)
+        try:
+            decision = agent.step(self._observation)
+            if self._program.is_async:
+                decision = _drive(decision)
+        except (MemoryError, _Stop):
+            raise
+        except BaseException as error:
+            raise _Stop("agent_raised", _told(error)) from error
+        return decision
+
+    def _checked(self, decision: Any) -> tuple[Any, bytes]:
+        """What the environment is given, and the canonical extras."""
+        if type(decision) is not dict or "action" not in decision:
+            raise _Stop(
+                "agent_invalid",
+                f"step() must return a dict with `action`, not {_short(decision)}",
+            )
+        action = decision["action"]
+        if len(decision) == 1:
+            return action, b""
+        for name in decision.keys() - _KNOWN_KEYS:
+            hint = "is not implemented yet" if name == "state_anchor" else "is not known"
+            raise _Stop("agent_invalid", f"step() returned the key {name!r}, which {hint}")
+        if decision.get("tool_calls"):
+            raise _Stop("agent_invalid", "step() returned tool_calls; tools are not available yet")
+        if (params := decision.get("action_params")) is not None:
+            action = {"action": action, "action_params": params}
+        extras = {k: decision[k] for k in ("extras", "provenance") if decision.get(k) is not None}
+        try:
+            return action, encode(extras) if extras else b""
+        except CanonicalError as error:
+            raise _Stop("agent_invalid", f"extras cannot be recorded: {error}") from error
+
+    def _act(self, decision: Any) -> Stepped:
+        action, extras = self._checked(decision)
+        try:
+            small = type(action) is int and 0 <= action < 24
+            action_bytes = bytes((action,)) if small else encode(action)
+        except CanonicalError as error:
+            raise _Stop("agent_invalid", f"the action cannot be recorded: {error}") from error
+        try:
+            result = self._env.step(action)
+            observation, env_reward, terminated, truncated, info = result
+            env_reward = float(env_reward)
+            terminated, truncated = bool(terminated), bool(truncated)
+        except MemoryError:
+            raise
+        except BaseException as error:
+            raise _Stop("env_raised", _told(error)) from error
+        return self._record(
+            action_bytes, observation, env_reward, terminated, truncated, info, extras
+        )
+
+    def _record(
+        self,
+        action: bytes,
+        observation: Any,
+        env_reward: float,
+        terminated: bool,
+        truncated: bool,
+        info: Any,
+        extras: bytes,
+    ) -> Stepped:
+        """The output of a step: its fact, its hash, and a reset where a new episode follows."""
+        step, episode, prior = self._step, self._episode, self._prior
+        encoded = self._encode_observation(observation)
+        state = self._state_hash()
+        info_bytes = self._encode_info(info) if info else _EMPTY_MAP
+        self._step = step + 1
+        self._info, self._last_flags = info, (terminated, truncated)
+        self._observation, self._prior = observation, encoded
+        reset, reset_observation = _NULL, b""
+        if terminated or truncated:
+            self._final = observation
+            self._done_episodes += 1
+            if not self._done:
+                reset, reset_observation = self._next_episode()
+        inputs = self._take_inputs()
+        fact = b"".join(
+            (
+                _STEP_HEAD,
+                head(0, step),
+                head(0, episode),
+                inputs,
+                _EMPTY_LIST,
+                action,
+                _NULL,
+                _FLOAT(0xFB, env_reward) if env_reward == env_reward else _NAN,
+                _TRUE if terminated else _FALSE,
+                _TRUE if truncated else _FALSE,
+                info_bytes,
+                _HASH16,
+                state,
+                _HASH16,
+                digest16(encoded),
+                reset,
+            )
+        )
+        self.chain = chain = chain_next(self.chain, fact)  # type: ignore[arg-type]
+        self.awaiting = step
+        return Stepped(
+            step,
+            episode,
+            env_reward,
+            terminated,
+            truncated,
+            chain,
+            fact,
+            f"reward:{step - 1}.1" if step else "started",
+            encoded,
+            prior if self.config.wants_prior else b"",
+            reset_observation,
+            extras,
+        )
+
+    def _next_episode(self) -> tuple[bytes, bytes]:
+        self._episode += 1
+        self._episode_begun = False
+        observation, info = self._reset(self._episode)
+        encoded = self._encode_observation(observation)
+        self._observation, self._prior = observation, encoded
+        return self._reset_fact(encoded, info), encoded
+
+    def _take_inputs(self) -> bytes:
+        inputs = self._inputs
+        if not inputs:
+            return _EMPTY_LIST
+        self._inputs = []
+        return head(4, len(inputs)) + b"".join(inputs)
+
+    def _tell_reward(self, given: Input) -> None:
+        if self._on_reward is None:
+            return
+        terminated, truncated = self._last_flags
+        told: dict[str, Any] = {
+            "step": given.ordinal,
+            "episode": self._episode if self._final is None or self._done else self._episode - 1,
+            "terminated": terminated,
+            "truncated": truncated,
+            "components": reward_components(given.ordinal, given.fact),
+            "final_observation": self._final,
+        }
+        info = {**self._info, "dsec": told} if self._info else {"dsec": told}
+        try:
+            self._on_reward(given.value, terminated or truncated, info)
+        except MemoryError:
+            raise
+        except BaseException as error:
+            raise _Stop("agent_raised", _told(error)) from error
+
+    def _tell_missing(self, given: Input) -> None:
+        if given.fatal:
+            raise _Stop(given.code, given.message)
+        if self._on_missing is not None:
+            self._user("agent_raised", self._on_missing, given.ordinal, given.code)
+
+    @property
+    def _done(self) -> bool:
+        most = self.config.episodes_max
+        return self._step >= self.config.max_steps or (
+            most is not None and self._done_episodes >= most
+        )
+
+    def _end_if_done(self) -> Ended | None:
+        if self._step < self.config.max_steps and not self._done:
+            return None
+        most = self.config.episodes_max
+        by_episodes = most is not None and self._done_episodes >= most
+        return self._end("completed", "episodes_max" if by_episodes else "max_steps", "")
+
+    def _end(
+        self, status: Literal["completed", "failed", "cancelled"], code: str, message: str
+    ) -> Ended:
+        inputs = self._take_inputs()
+        steps, episodes = self._step, self._done_episodes
+        chain = chain_end(self.chain, status, code, steps, episodes, inputs)
+        self.awaiting = None
+        self.ended = Ended(
+            status, code, steps, episodes, inputs, chain, message[:MESSAGE_CHARS_MAX]
+        )
+        return self.ended
+
+    def _encode_observation(self, observation: Any) -> bytes:
+        if type(observation).__name__ == "ndarray":
+            key = (observation.dtype, observation.shape)
+            if key == self._array_key:
+                return self._array_head + observation.tobytes()
+            if observation.dtype.byteorder in "<=|" and observation.dtype.kind in "biuf":
+                body = observation.tobytes()
+                encoded = encode(observation)
+                self._array_key = key
+                self._array_head = encoded[: len(encoded) - len(body)]
+                return encoded
+        try:
+            return encode(observation)
+        except CanonicalError as error:
+            raise _Stop("env_invalid", f"the observation cannot be recorded: {error}") from error
+
+    def _encode_info(self, info: Any) -> bytes:
+        if not isinstance(info, dict):
+            raise _Stop("env_invalid", f"info must be a dict, not {_short(info)}")
+        try:
+            return encode(info) if info else _EMPTY_MAP
+        except CanonicalError as error:
+            raise _Stop("env_invalid", f"the info cannot be recorded: {error}") from error
+
+    def _state_hash(self) -> bytes:
+        try:
+            return self._env.state_hash()
+        except MemoryError:
+            raise
+        except StateError as error:
+            raise _Stop("env_invalid", str(error)) from error
+        except BaseException as error:
+            raise _Stop("env_raised", _told(error)) from error
+
+
+def _drive(coroutine: Any) -> Any:
+    """Run `async def step` that awaits nothing of the outside world."""
+    try:
+        coroutine.send(None)
+    except StopIteration as finished:
+        return finished.value
+    coroutine.close()
+    raise _Stop("agent_invalid", "step() awaited something other than the session's own calls")
+
+
+def _told(error: BaseException) -> str:
+    """The error and its traceback, for people."""
+    lines = traceback.format_exception(error, limit=-12)
+    return "".join(lines)[-MESSAGE_CHARS_MAX:]
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if isinstance(value, (str, int, float, type(None))) else type(value).__name__
+    return text[:80]

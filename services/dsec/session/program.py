@@ -1,0 +1,81 @@
+"""A program: the code and documents that the sessions of one pair of specs share.
+
+Loading it is the first contact with user code: everything that goes wrong is a `ProgramError` with
+a code and the field of the spec that is at fault.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dsec.session.adapters.gymnasium import EnvError, GymnasiumAdapter, env_factory
+from dsec.session.code import CodeNamespace
+from dsec.session.code_errors import CodeError
+from dsec.session.documents import AgentDocument, EnvDocument, SpecError, unseal
+
+
+class ProgramError(Exception):
+    """A spec that cannot be run. `code` is the session's, `field` names the part of the spec."""
+
+    def __init__(self, code: str, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.code = code
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What runs: how to make the agent and the environment."""
+
+    agent: AgentDocument
+    env: EnvDocument
+    agent_class: Any
+    make_env: Callable[[], GymnasiumAdapter]
+    is_async: bool
+    namespaces: tuple[CodeNamespace, CodeNamespace]
+
+
+def load_program(
+    agent_hash: str, agent_content: bytes, env_hash: str, env_content: bytes
+) -> Program:
+    """Load the code of an agent spec and an environment spec.
+
+    Raises:
+        ProgramError: `agent_load_failed`, `env_load_failed`, `unknown_environment` or
+            `spec_invalid`.
+    """
+    try:
+        agent, agent_files = unseal(agent_content, "agent")
+    except SpecError as error:
+        raise ProgramError("spec_invalid", "agent_spec", str(error)) from error
+    try:
+        env, env_files = unseal(env_content, "env")
+    except SpecError as error:
+        raise ProgramError("spec_invalid", "env_spec", str(error)) from error
+    agent_code, env_code = (
+        CodeNamespace(agent_hash, agent_files),
+        CodeNamespace(env_hash, env_files),
+    )
+    try:
+        agent_class = agent_code.load(agent.entry)
+    except CodeError as error:
+        raise ProgramError("agent_load_failed", "agent_spec.entry", str(error)) from error
+    if not callable(getattr(agent_class, "step", None)):
+        raise ProgramError("agent_load_failed", "agent_spec.entry", f"{agent.entry} has no step()")
+    try:
+        make_env = env_factory(env.entry, env.kwargs, env_code)
+    except CodeError as error:
+        raise ProgramError("env_load_failed", "env_spec.entry", str(error)) from error
+    except EnvError as error:
+        raise ProgramError(error.code, "env_spec.entry", str(error)) from error
+    return Program(
+        agent,
+        env,
+        agent_class,
+        make_env,
+        inspect.iscoroutinefunction(agent_class.step),
+        (agent_code, env_code),
+    )
