@@ -42,6 +42,8 @@ from dsec.session.seeds import derive
 from dsec_contracts.canonical import CanonicalError, encode, head
 
 MESSAGE_CHARS_MAX = 8_000
+ROW_BYTES_MAX = 400_000
+"""Action, info and extras of one step; observations may be larger, they travel as references."""
 
 _EMPTY_LIST = b"\x80"
 _EMPTY_MAP = b"\xa0"
@@ -111,6 +113,7 @@ class SessionMachine:
         "chain",
         "config",
         "ended",
+        "last",
         "recorded_actions",
     )
 
@@ -141,6 +144,8 @@ class SessionMachine:
         self.awaiting: int | None = None
         """The step whose reward the session waits for."""
         self.ended: Ended | None = None
+        self.last: Stepped | None = None
+        """The step taken last: published again if nobody answers it."""
         self.recorded_actions: Callable[[int], Any] | None = None
         """For a D1 session that is re-executed: the action of a step, in place of the agent's."""
 
@@ -150,6 +155,11 @@ class SessionMachine:
     def steps(self) -> int:
         """Environment steps taken."""
         return self._step
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the agent is re-executed too (D2), or only the environment (D1)."""
+        return self._program.agent.deterministic_mode
 
     def start(self) -> Started | Ended:
         """Make environment and agent, reset, and give chain_0."""
@@ -353,6 +363,12 @@ class SessionMachine:
         encoded = self._encode_observation(observation)
         state = self._state_hash()
         info_bytes = self._encode_info(info) if info else _EMPTY_MAP
+        if len(info_bytes) + len(action) + len(extras) > ROW_BYTES_MAX:
+            raise _Stop(
+                "too_large",
+                f"step {step}: action, info and extras have {len(action)}, {len(info_bytes)} and "
+                f"{len(extras)} bytes; together they may have {ROW_BYTES_MAX}",
+            )
         self._step = step + 1
         self._info, self._last_flags = info, (terminated, truncated)
         self._observation, self._prior = observation, encoded
@@ -385,7 +401,7 @@ class SessionMachine:
         )
         self.chain = chain = chain_next(self.chain, fact)  # type: ignore[arg-type]
         self.awaiting = step
-        return Stepped(
+        self.last = Stepped(
             step,
             episode,
             env_reward,
@@ -399,6 +415,7 @@ class SessionMachine:
             reset_observation,
             extras,
         )
+        return self.last
 
     def _next_episode(self) -> tuple[bytes, bytes]:
         self._episode += 1

@@ -1,13 +1,15 @@
-"""How PostgreSQL is run, which refuses to be root.
+"""How PostgreSQL is run, which refuses to be root, or a user that has no account.
 
-As an ordinary user there is nothing to do. As root (in a container, mostly) it is started in a
-user namespace where root is called user 1000: files stay root's and no account is made. Where
-namespaces are forbidden it runs as the user nobody, who then must be able to reach the files.
+An ordinary user with an account needs nothing. Root (in a container, mostly) and a user without
+an account (where a platform picks the number) start it in a user namespace, in which they go by
+the number of an account that exists: files stay theirs and no account is made. Where namespaces
+are forbidden, root starts it as that account, which then must be able to reach the files.
 """
 
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import stat
 from dataclasses import dataclass
@@ -17,9 +19,8 @@ from dsec.platform.stack.errors import StackError
 from dsec.platform.stack.process import ProcessSpec, run_to_end
 
 NAMESPACE_TOOL = "unshare"
-NAMESPACE_USER_ID = 1000
-NOBODY_USER_ID = 65534
 NAMESPACE_PROBE_WITHIN_S = 10.0
+NOBODY_USER_ID = 65534
 
 
 @dataclass(frozen=True)
@@ -31,27 +32,27 @@ class Unprivileged:
 
     @classmethod
     async def choose(cls, probe_log_path: Path) -> Unprivileged:
-        """The way that this machine allows."""
-        if os.geteuid() != 0:
+        """The way that this machine allows; StackError when there is none."""
+        own_id = os.geteuid()
+        accounts = {entry.pw_uid for entry in pwd.getpwall()}
+        if own_id != 0 and own_id in accounts:
             return cls()
-        unshare = shutil.which(NAMESPACE_TOOL)
-        if unshare is not None:
-            prefix = (
-                unshare,
-                "-U",
-                f"--map-user={NAMESPACE_USER_ID}",
-                f"--map-group={NAMESPACE_USER_ID}",
-            )
-            probe = ProcessSpec(name="unshare", argv=(*prefix, "true"), log_path=probe_log_path)
-            try:
-                await run_to_end(probe, NAMESPACE_PROBE_WITHIN_S)
-            except StackError:
-                pass
-            else:
-                return cls(prefix)
-            finally:
-                probe_log_path.unlink(missing_ok=True)
-        return cls(user_id=NOBODY_USER_ID)
+        stand_in = _stand_in(accounts)
+        prefix = (
+            NAMESPACE_TOOL,
+            "-U",
+            f"--map-user={stand_in}",
+            f"--map-group={stand_in}",
+        )
+        if await _works(prefix, probe_log_path):
+            return cls(prefix)
+        if own_id == 0:
+            return cls(user_id=stand_in)
+        raise StackError(
+            f"PostgreSQL needs a user with an account, the user {own_id} has none, and this "
+            "machine forbids user namespaces: add the user to /etc/passwd, or give the URL of a "
+            "PostgreSQL of your own."
+        )
 
     def argv(self, *command: str) -> tuple[str, ...]:
         """The command line to start."""
@@ -75,6 +76,25 @@ class Unprivileged:
                     f"closed to others: open it (chmod o+x {closed}), start the stack as an "
                     "ordinary user, or give the URL of a PostgreSQL of your own."
                 )
+
+
+def _stand_in(accounts: set[int]) -> int:
+    """An account other than root; small images have none but nobody."""
+    ordinary = accounts - {0}
+    return NOBODY_USER_ID if NOBODY_USER_ID in ordinary else min(ordinary, default=NOBODY_USER_ID)
+
+
+async def _works(prefix: tuple[str, ...], log_path: Path) -> bool:
+    if shutil.which(prefix[0]) is None:
+        return False
+    probe = ProcessSpec(name=prefix[0], argv=(*prefix, "true"), log_path=log_path)
+    try:
+        await run_to_end(probe, NAMESPACE_PROBE_WITHIN_S)
+    except StackError:
+        return False
+    finally:
+        log_path.unlink(missing_ok=True)
+    return True
 
 
 def _closed_folder_above(path: Path) -> Path | None:

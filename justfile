@@ -1,0 +1,29 @@
+# The project's commands. `just` alone lists them.
+
+default:
+    @just --list
+
+# Style, types, layers and the freeze of published schemas
+check:
+    ruff check .
+    ruff format --check .
+    mypy services contracts
+    lint-imports
+    python -m dsec_contracts.freeze --check
+
+# The whole test suite; starts every server that it needs
+test *arguments:
+    python -m pytest {{arguments}}
+
+# Format and mend what can be mended
+fix:
+    ruff check --fix .
+    ruff format .
+
+# Publish new or compatibly changed schemas
+freeze:
+    python -m dsec_contracts.freeze --write
+
+# Steps a second beside a bare loop; arguments go to the script
+throughput *arguments:
+    python loadtests/throughput.py {{arguments}}

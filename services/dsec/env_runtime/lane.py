@@ -1,0 +1,257 @@
+"""A lane: sessions of one worker that advance together, one step a tick.
+
+A tick steps every session that is ready, publishes the steps in columns and waits for the answers.
+There is at most one unacknowledged publish a lane; two lanes a worker hide the wait. A session
+whose answer is late no longer holds up the others and joins a later tick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from time import monotonic_ns
+
+from dsec.env_runtime.packing import Row, heard, pack, split
+from dsec.env_runtime.running import RunningSlot
+from dsec.env_runtime.seats import Seat
+from dsec.platform.bus import BadMessage, Bus, Consumer, Message
+from dsec.platform.clock import utc_now
+from dsec.platform.objects import ObjectStore
+from dsec.session.io import Ended, Input, Stepped
+from dsec.session.observations import reference
+from dsec_contracts import UnknownEvent
+
+log = logging.getLogger(__name__)
+
+REPLIES_PER_FETCH = 32
+FETCH_WAIT_S = 5.0
+
+OnEnded = Callable[[Seat, Ended], Awaitable[None]]
+
+
+class Lane:
+    """One lane. `run` steps it, `hear` feeds it answers; both run until they are cancelled."""
+
+    def __init__(
+        self,
+        name: str,
+        worker: str,
+        bus: Bus,
+        running: RunningSlot,
+        objects: ObjectStore | None,
+        *,
+        lane_wait_ms: float,
+        reply_wait_s: float,
+        tick_slice_ms: float,
+        on_ended: OnEnded,
+    ) -> None:
+        self.name = name
+        self.seats: dict[bytes, Seat] = {}
+        self._worker = worker
+        self._bus = bus
+        self._running = running
+        self._objects = objects
+        self._lane_wait_s = lane_wait_ms / 1000
+        self._reply_wait_ns = int(reply_wait_s * 1e9)
+        self._slice_ns = int(tick_slice_ms * 1e6)
+        self._on_ended = on_ended
+        self._ready: dict[bytes, Seat] = {}
+        self._waiting: set[bytes] = set()
+        self._wake = asyncio.Event()
+        self._answered = asyncio.Event()
+        self._tick = 0
+        self._ends: list[tuple[Seat, Ended]] = []
+        self._late: list[tuple[Seat, Stepped]] = []
+        self.stopping = False
+
+    # -- membership ----------------------------------------------------------------------------
+
+    def join(self, seat: Seat) -> None:
+        """A session enters, live from now on."""
+        self.seats[seat.raw_id] = seat
+        if seat.machine.awaiting is None:
+            self._ready[seat.raw_id] = seat
+            self._wake.set()
+
+    def leave(self, seat: Seat) -> None:
+        """A session is over or handed back."""
+        self.seats.pop(seat.raw_id, None)
+        self._ready.pop(seat.raw_id, None)
+        self._answer(seat.raw_id)
+
+    def _answer(self, raw_id: bytes) -> None:
+        self._waiting.discard(raw_id)
+        if not self._waiting:
+            self._answered.set()
+
+    # -- stepping ------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Tick for ever."""
+        while True:
+            await self._publish_ends()
+            if self._late:
+                late, self._late = self._late, []
+                await self._publish(late, again=True)
+            if not self._ready or self.stopping:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            ready, self._ready = self._ready, {}
+            rows = await self._step_all(ready)
+            await self._publish(rows, again=False)
+            await self._publish_ends()
+            await self._await_answers()
+
+    async def _step_all(self, ready: dict[bytes, Seat]) -> list[tuple[Seat, Stepped]]:
+        """One step for each. Gives way to the rest of the process after a slice of time."""
+        taken: list[tuple[Seat, Stepped]] = []
+        slice_began = monotonic_ns()
+        for raw_id, seat in ready.items():
+            machine = seat.machine
+            if machine.ended is not None or raw_id not in self.seats:
+                continue
+            now = monotonic_ns()
+            if now - slice_began > self._slice_ns:
+                self._running.clear()
+                await asyncio.sleep(0)
+                slice_began = now = monotonic_ns()
+                if machine.ended is not None:  # cancelled meanwhile
+                    continue
+            self._running.enter(seat.index, machine.steps, now)
+            with self._running.last_words():
+                output = machine.step()
+            if type(output) is Stepped:
+                taken.append((seat, output))
+                seat.last = output
+            else:
+                assert isinstance(output, Ended)
+                self._ends.append((seat, output))
+        self._running.clear()
+        return taken
+
+    async def _publish(self, taken: list[tuple[Seat, Stepped]], *, again: bool) -> None:
+        if not taken:
+            return
+        self._tick += 1
+        rows = await self._rows(taken)
+        now = utc_now()
+        if not again:
+            # Before the publish: an answer may come before the acknowledgement.
+            self._waiting = {row.session_id for row in rows}
+            self._answered.clear()
+        for part, portion in enumerate(split(rows, self._bus.max_payload_bytes)):
+            await self._bus.publish(
+                pack(portion, self._worker, self.name, self._tick),
+                self.name,
+                source=f"dsec/env-runtime/{self._worker}",
+                time=now,
+                event_id=f"{self.name}.{self._tick}.{part}",
+                fence=self._worker,
+            )
+        published = monotonic_ns()
+        for seat, _ in taken:
+            seat.published_ns = published
+
+    async def _rows(self, taken: list[tuple[Seat, Stepped]]) -> list[Row]:
+        large = {
+            data
+            for seat, stepped in taken
+            if seat.above == "reference"
+            for data in (stepped.observation, stepped.prior, stepped.reset_observation)
+            if len(data) > seat.inline_bytes_max
+        }
+        references = await asyncio.to_thread(self._store, large) if large else {}
+        return [self._row(seat, stepped, references) for seat, stepped in taken]
+
+    def _store(self, large: set[bytes]) -> dict[bytes, bytes]:
+        if self._objects is None:
+            return {}  # nowhere to put them: not recorded, which rows say by being empty
+        return {data: reference(self._objects.put(data), len(data)) for data in large}
+
+    def _row(self, seat: Seat, stepped: Stepped, references: dict[bytes, bytes]) -> Row:
+        def recorded(data: bytes) -> bytes:
+            return data if len(data) <= seat.inline_bytes_max else references.get(data, b"")
+
+        return Row(
+            seat.raw_id,
+            seat.placed.attempt,
+            stepped,
+            recorded(stepped.observation),
+            recorded(stepped.prior),
+            recorded(stepped.reset_observation),
+            seat.policy,
+            seat.request.reward_fn_hash,
+        )
+
+    async def _await_answers(self) -> None:
+        if not self._waiting:
+            return
+        try:
+            await asyncio.wait_for(self._answered.wait(), self._lane_wait_s)
+        except TimeoutError:
+            self._waiting = set()  # they join a later tick
+
+    async def _publish_ends(self) -> None:
+        while self._ends:
+            seat, ended = self._ends.pop(0)
+            self.leave(seat)
+            await self._on_ended(seat, ended)
+
+    def repeat_unanswered(self) -> None:
+        """Have the lane publish again, under the same keys, what nobody answered in time."""
+        now = monotonic_ns()
+        self._late = [
+            (seat, seat.last)
+            for seat in self.seats.values()
+            if seat.machine.awaiting is not None
+            and seat.last is not None
+            and now - seat.published_ns > self._reply_wait_ns
+        ]
+        if self._late:
+            log.warning(
+                "lane %s: %d steps unanswered, publishing again", self.name, len(self._late)
+            )
+            self._wake.set()
+
+    # -- hearing -------------------------------------------------------------------------------
+
+    async def hear(self, consumer: Consumer) -> None:
+        """Feed answers to the sessions, for ever."""
+        while True:
+            for message in await consumer.fetch(REPLIES_PER_FETCH, FETCH_WAIT_S):
+                self.take(message)
+            if self._ends:
+                self._wake.set()
+
+    def take(self, message: Message) -> None:
+        """One answer."""
+        try:
+            event = message.event()
+        except (BadMessage, UnknownEvent) as error:
+            log.warning("lane %s: %s is ignored: %s", self.name, message.subject, error)
+            return
+        for raw_id, given in heard(event):
+            seat = self.seats.get(raw_id)
+            if seat is not None:
+                self.give(seat, given)
+        self._running.clear()
+
+    def give(self, seat: Seat, given: Input) -> None:
+        """One input for one session."""
+        machine = seat.machine
+        if machine.ended is not None:
+            return
+        was_awaiting = machine.awaiting
+        self._running.enter(seat.index, machine.steps, monotonic_ns())
+        with self._running.last_words():
+            ended = machine.deliver(given)
+        if ended is not None:
+            self._ends.append((seat, ended))
+            self._wake.set()
+            self._answer(seat.raw_id)
+        elif was_awaiting is not None and machine.awaiting is None:
+            self._ready[seat.raw_id] = seat
+            self._answer(seat.raw_id)
+            self._wake.set()

@@ -1,0 +1,95 @@
+"""Which session's code runs now, where its supervisor can read it after the worker's death.
+
+A small shared memory: the running slot (session index, step, since when), a word that says "out of
+memory", and a table of session ids and step deadlines by index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+_SLOT = struct.Struct("<iqq")  # index (-1: none), step, since (monotonic ns)
+_ROW = struct.Struct("<16sd")  # session id, step deadline in seconds
+_OOM_AT = 32
+_TABLE_AT = 64
+NOBODY = -1
+EXIT_OUT_OF_MEMORY = 76
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What ran when it was read."""
+
+    session_id: UUID
+    step: int
+    since_ns: int
+    step_deadline_s: float
+
+
+class RunningSlot:
+    """The shared memory of one worker."""
+
+    def __init__(self, path: Path, rows: int, *, create: bool) -> None:
+        self.path = path
+        size = _TABLE_AT + rows * _ROW.size
+        flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            if create:
+                os.ftruncate(descriptor, size)
+            self._map = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        if create:
+            self.clear()
+
+    def assign(self, index: int, session_id: UUID, step_deadline_s: float) -> None:
+        """Say which session an index stands for."""
+        _ROW.pack_into(self._map, _TABLE_AT + index * _ROW.size, session_id.bytes, step_deadline_s)
+
+    def enter(self, index: int, step: int, now_ns: int) -> None:
+        """User code of a session runs from now on."""
+        _SLOT.pack_into(self._map, 0, index, step, now_ns)
+
+    def clear(self) -> None:
+        """No user code runs."""
+        _SLOT.pack_into(self._map, 0, NOBODY, 0, 0)
+
+    @contextlib.contextmanager
+    def last_words(self) -> Iterator[None]:
+        """Around user code: where memory runs out the process ends at once, saying so.
+
+        The session that asked last need not be the one that took it all, so none is blamed here:
+        the slot still names it, and it is tried alone.
+        """
+        try:
+            yield
+        except MemoryError:
+            self._map[_OOM_AT] = 1
+            os._exit(EXIT_OUT_OF_MEMORY)
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether the worker said so."""
+        return self._map[_OOM_AT] == 1
+
+    def read(self) -> Running | None:
+        """What runs, or ran when the worker died."""
+        index, step, since_ns = _SLOT.unpack_from(self._map, 0)
+        if index == NOBODY:
+            return None
+        raw, deadline_s = _ROW.unpack_from(self._map, _TABLE_AT + index * _ROW.size)
+        return Running(UUID(bytes=raw), step, since_ns, deadline_s)
+
+    def close(self, *, remove: bool = False) -> None:
+        """Unmap, and remove the file."""
+        self._map.close()
+        if remove:
+            self.path.unlink(missing_ok=True)

@@ -1,0 +1,237 @@
+"""A seat: one session on this worker, from its placement until it is stepped in a lane.
+
+A first attempt starts from nothing. A later one comes back from the log: it waits until the
+recorder has passed the position of its own placement, reads the log up to there and nothing else,
+re-executes and compares, and then goes on live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from dsec.platform.interposition import interposition_for
+from dsec.platform.log import LogBehind, LogReader
+from dsec.platform.objects import ObjectStore, ObjectStoreError
+from dsec.session.chain import chain_end
+from dsec.session.documents import RewardDocument, SpecError, unseal
+from dsec.session.io import Ended, Input, SessionConfig, Started, Stepped
+from dsec.session.machine import Interposition, SessionMachine
+from dsec.session.program import Program, ProgramError, load_program
+from dsec.session.rerun import Divergence, Recorded, rerun, undelivered
+from dsec_contracts.canonical import decode, encode
+from dsec_contracts.session import PlacedFact, RequestFact
+from dsec_contracts.step import STEP_FIELDS
+
+PROGRAMS_MAX = 64
+POLICIES_MAX = 16
+SPEC_WAIT_S = 30.0
+
+
+class StartFailed(Exception):
+    """A session that cannot start, with the code it ends with."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(slots=True)
+class Seat:
+    """A session on this worker."""
+
+    request: RequestFact
+    placed: PlacedFact
+    index: int
+    machine: SessionMachine
+    step_deadline_s: float
+    inline_bytes_max: int
+    above: str
+    policy: bytes
+    raw_id: bytes
+    last: Stepped | None = None
+    published_ns: int = 0
+    """When the last step was published (monotonic): an unanswered one is published again."""
+
+    @property
+    def waiting_on(self) -> str:
+        """For people: what the session waits for."""
+        return "tick" if self.machine.awaiting is None else "reward"
+
+
+@dataclass(slots=True)
+class Opening:
+    """What opening a seat gave: outputs to publish, and the seat unless it is over already."""
+
+    seat: Seat
+    started: Started | None = None
+    ended: Ended | None = None
+    pending: list[Input] = field(default_factory=list)
+    resumed: bool = False
+
+
+class Library:
+    """Programs and policies by hash, loaded once a worker. Bounded; the oldest go first."""
+
+    def __init__(self, log: LogReader, objects: ObjectStore | None) -> None:
+        self._log = log
+        self._objects = objects
+        self._programs: OrderedDict[tuple[str, str], tuple[Program, Interposition]] = OrderedDict()
+        self._policies: OrderedDict[str, Any] = OrderedDict()
+        self._is_env_reward: dict[str, bool] = {}
+
+    async def _content(self, spec_hash: str, kind: str, position: int) -> bytes:
+        spec = await self._log.spec(spec_hash)
+        if spec is None:
+            # The scheduler saw it before it placed the session; the recorder may be behind.
+            await self._log.wait_floor(position, SPEC_WAIT_S)
+            spec = await self._log.spec(spec_hash)
+        if spec is None:
+            raise StartFailed("spec_not_found", f"{kind} spec {spec_hash} is not in the log")
+        if spec.blob and not spec.content:
+            if self._objects is None:
+                raise StartFailed("spec_not_found", f"spec {spec_hash} lies in an object store")
+            return await asyncio.to_thread(self._objects.get, spec.blob)
+        return bytes(spec.content)
+
+    async def program(self, request: RequestFact, position: int) -> tuple[Program, Interposition]:
+        """The program of a request.
+
+        Raises:
+            StartFailed: a spec is missing, or its code does not load.
+        """
+        key = (request.agent_spec, request.env_spec)
+        if key not in self._programs:
+            agent = await self._content(request.agent_spec, "agent", position)
+            env = await self._content(request.env_spec, "env", position)
+            if key not in self._programs:
+                try:
+                    program = load_program(request.agent_spec, agent, request.env_spec, env)
+                except ProgramError as error:
+                    raise StartFailed(error.code, str(error)) from error
+                self._programs[key] = (program, interposition_for(program))
+        self._programs.move_to_end(key)
+        while len(self._programs) > PROGRAMS_MAX:
+            self._programs.popitem(last=False)
+        return self._programs[key]
+
+    async def wants_prior(self, spec_hash: str, position: int) -> bool:
+        """Whether a reward function needs the observation before the step."""
+        if spec_hash not in self._is_env_reward:
+            content = await self._content(spec_hash, "reward", position)
+            try:
+                document, _ = unseal(content, "reward")
+            except SpecError as error:
+                raise StartFailed("spec_invalid", f"reward_fn_hash: {error}") from error
+            assert isinstance(document, RewardDocument)
+            self._is_env_reward[spec_hash] = document.entry == "env"
+        return not self._is_env_reward[spec_hash]
+
+    async def policy(self, version: str, position: int) -> Any:
+        """The state of a pinned policy, decoded anew for each session."""
+        if version not in self._policies:
+            blob = await self._log.policy_blob(version)
+            if blob is None:
+                await self._log.wait_floor(position, SPEC_WAIT_S)
+                blob = await self._log.policy_blob(version)
+            if blob is None or self._objects is None:
+                raise StartFailed("policy_not_found", f"policy {version} cannot be had")
+            try:
+                self._policies[version] = await asyncio.to_thread(self._objects.get, blob)
+            except ObjectStoreError as error:
+                raise StartFailed("policy_not_found", str(error)) from error
+            while len(self._policies) > POLICIES_MAX:
+                self._policies.popitem(last=False)
+        return decode(self._policies[version])
+
+
+class Opener:
+    """Opens seats."""
+
+    def __init__(self, library: Library, log: LogReader, restart_wait_s: float) -> None:
+        self._library = library
+        self._log = log
+        self._restart_wait_s = restart_wait_s
+
+    async def prepare(
+        self, request: RequestFact, placed: PlacedFact, index: int, position: int
+    ) -> Seat:
+        """Everything before user code of the session runs. See `open`.
+
+        Raises:
+            StartFailed: with the code that the session ends with.
+        """
+        program, interposition = await self._library.program(request, position)
+        state = await self._library.policy(request.policy, position) if request.policy else None
+        config = SessionConfig(
+            seed=request.seed,
+            max_steps=request.max_steps,
+            agent_stream=request.agent_stream,
+            episodes_max=program.env.episodes_max,
+            policy_version=request.policy or "",
+            policy_state=state,
+            wants_prior=await self._library.wants_prior(request.reward_fn_hash, position),
+        )
+        return Seat(
+            request,
+            placed,
+            index,
+            SessionMachine(program, config, interposition),
+            program.agent.step_deadline_s,
+            program.env.observations.inline_bytes_max,
+            program.env.observations.above,
+            (request.policy or "").encode(),
+            request.session_id.bytes,
+        )
+
+    async def recorded(self, placed: PlacedFact, position: int) -> Recorded | None:
+        """What the log has of an earlier attempt, up to the position of this placement.
+
+        Raises:
+            StartFailed: the recorder did not pass the placement in time.
+        """
+        if placed.attempt == 1:
+            return None
+        try:
+            await self._log.wait_floor(position, self._restart_wait_s)
+        except LogBehind as error:
+            raise StartFailed("log_behind", str(error)) from error
+        rows = await self._log.rows(placed.session_id, upto=position)
+        return await asyncio.to_thread(Recorded.from_rows, rows)
+
+
+def open_seat(seat: Seat, recorded: Recorded | None) -> Opening:
+    """Run the session's user code up to the point where it goes live. No I/O."""
+    machine = seat.machine
+    if recorded is None or recorded.reset is None:
+        output = machine.start()
+        if isinstance(output, Ended):
+            return Opening(seat, ended=output)
+        return Opening(seat, started=output, pending=[] if recorded is None else recorded.inputs)
+    divergence = rerun(machine, recorded)
+    if divergence is not None:
+        return Opening(seat, ended=diverged(divergence, recorded), resumed=True)
+    seat.last = machine.last
+    return Opening(seat, ended=machine.ended, pending=undelivered(recorded, machine), resumed=True)
+
+
+def diverged(divergence: Divergence, recorded: Recorded) -> Ended:
+    """The end of a session whose re-execution gave something else than the log has.
+
+    It closes the log as it stands: what the log has was published and counts.
+    """
+    message = (
+        f"re-execution after a restart differs from the log at step {divergence.step}, field "
+        f"{divergence.field}: expected {divergence.expected!r}, got {divergence.actual!r}"
+    )
+    steps = len(recorded.steps)
+    chain = recorded.steps[-1].chain if steps else recorded.chain_0
+    episodes = sum(any(decode(step.fact)[_DONE]) for step in recorded.steps)
+    status, code, inputs = "failed", "diverged_on_restart", encode([])
+    end = chain_end(chain, status, code, steps, episodes, inputs)
+    return Ended("failed", code, steps, episodes, inputs, end, message)
+
+
+_DONE = slice(STEP_FIELDS.index("terminated"), STEP_FIELDS.index("truncated") + 1)

@@ -1,0 +1,35 @@
+"""Settings of env-runtime, all from `DSEC_*` variables."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from dsec.platform.settings import Settings
+
+
+class EnvRuntimeSettings(Settings):
+    """One node: how many workers, how large, how patient."""
+
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    """Worker processes that share many sessions."""
+    isolated_workers: Annotated[int, Field(ge=0, le=16)] = 1
+    """Worker processes that take one suspected session at a time."""
+    lanes_per_worker: Annotated[int, Field(ge=1, le=8)] = 2
+    """Two hide the wait for acknowledgements and rewards."""
+    sessions_per_worker_max: Annotated[int, Field(ge=1)] = 6000
+    worker_memory_bytes_max: Annotated[int, Field(ge=1 << 28)] = 4 << 30
+    """A worker that would need more dies with the reason `oom`."""
+    heartbeat_period_s: float = 1.0
+    lane_wait_ms: float = 50.0
+    """A session whose reply is not back after this no longer holds up its lane."""
+    reply_wait_s: float = 5.0
+    """A step without an answer is published again after this."""
+    restart_wait_s: float = 60.0
+    """How long a restart waits for the recorder to pass its placement."""
+    tick_slice_ms: float = 25.0
+    """A tick gives way to other work of its process after this."""
+    starts_in_flight_max: Annotated[int, Field(ge=1)] = 64
+    drain_wait_s: float = 5.0
+    node: str = "local"

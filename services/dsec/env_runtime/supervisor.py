@@ -1,0 +1,275 @@
+"""A node's supervisor: starts workers, watches them, and says why they died.
+
+It runs no user code. When a worker dies it reads from the shared memory whose code was running,
+and says so in heartbeats, in the worker's name, until the scheduler has fenced it. A worker whose
+user code blocks cannot beat; as long as its step is within its deadline, the supervisor beats for
+it, and kills it afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, monotonic_ns
+
+import psutil
+import uuid_utils
+
+from dsec.env_runtime.running import EXIT_OUT_OF_MEMORY, Running, RunningSlot
+from dsec.env_runtime.settings import EnvRuntimeSettings
+from dsec.env_runtime.worker import EXIT_FENCED
+from dsec.platform.bus import Bus
+from dsec.platform.clock import utc_now
+from dsec_contracts import WorkerHeartbeat, subjects
+from dsec_contracts.worker import Culprit, DeathReason, HeartbeatCircumstance, HeartbeatFact
+
+log = logging.getLogger(__name__)
+
+WATCH_PERIOD_S = 0.1
+MEMORY_PERIOD_S = 1.0
+RESPAWN_PAUSE_S = 1.0
+"""A worker that lived shorter than this waits as long before its successor starts."""
+DEAD_SAID_S_MAX = 600.0
+
+WORKER_ENVIRONMENT = {
+    # What results may depend on and nobody means: one thread, one hash seed, one time zone.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+    "TZ": "UTC",
+}
+
+
+@dataclass(slots=True)
+class Child:
+    """A worker process."""
+
+    name: str
+    isolated: bool
+    process: asyncio.subprocess.Process
+    slot: RunningSlot
+    began: float = field(default_factory=monotonic)
+    killed_for: DeathReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Why a worker died, and whose code was running."""
+
+    reason: DeathReason
+    culprit: Culprit | None
+    detail: str
+
+
+def judge(
+    code: int, running: Running | None, killed_for: DeathReason | None, *, out_of_memory: bool
+) -> Death | None:
+    """What an exit code and the shared memory say. None: nothing to report.
+
+    Args:
+        code: as `asyncio` gives it, negative for a signal.
+        killed_for: why the supervisor killed the worker, if it did.
+    """
+    if code == EXIT_FENCED:
+        return None
+    culprit = None if running is None else Culprit(session_id=running.session_id, step=running.step)
+    if killed_for is not None:
+        return Death(killed_for, culprit, f"killed: {killed_for}")
+    if out_of_memory or code == EXIT_OUT_OF_MEMORY:
+        return Death("oom", culprit, "no more memory")
+    if code < 0:
+        return Death("signal", culprit, f"signal {signal.Signals(-code).name}")
+    if code == 0 and running is None:
+        return Death("drained", None, "stopped in good order")
+    return Death("exit", culprit, f"exit code {code}")
+
+
+class Supervisor:
+    """Keeps `workers` shared and `isolated_workers` isolated workers alive."""
+
+    def __init__(
+        self, settings: EnvRuntimeSettings, bus: Bus, environment: Mapping[str, str]
+    ) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._environment = {**environment, **WORKER_ENVIRONMENT}
+        self._directory = Path(tempfile.mkdtemp(prefix="dsec-workers-"))
+        self._children: dict[str, Child] = {}
+        self._stopping = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Supervise until `stop`, then stop the workers in good order."""
+        s = self._settings
+        kinds = [False] * s.workers + [True] * s.isolated_workers
+        async with asyncio.TaskGroup() as group:
+            keepers = [group.create_task(self._keep(isolated, group)) for isolated in kinds]
+            watch = group.create_task(self._watch())
+            await stop.wait()
+            self._stopping = True
+            for child in list(self._children.values()):
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.terminate()
+            _, late = await asyncio.wait(keepers, timeout=s.drain_wait_s + 2)
+            for child in list(self._children.values()):
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.kill()
+            if late:
+                await asyncio.wait(late)
+            watch.cancel()
+        with contextlib.suppress(OSError):
+            self._directory.rmdir()
+
+    async def _keep(self, isolated: bool, group: asyncio.TaskGroup) -> None:
+        while not self._stopping:
+            child = await self._start(isolated)
+            self._children[child.name] = child
+            code = await child.process.wait()
+            del self._children[child.name]
+            death = judge(
+                code,
+                child.slot.read(),
+                child.killed_for,
+                out_of_memory=child.slot.is_out_of_memory,
+            )
+            child.slot.close(remove=True)
+            log.warning("worker %s ended: %s", child.name, death or "it was fenced")
+            if death is not None and not self._stopping:
+                group.create_task(self._say_dead(child, death))
+            elif death is not None:
+                await self._say_dead_once(child, death)
+            if not self._stopping and monotonic() - child.began < RESPAWN_PAUSE_S:
+                await asyncio.sleep(RESPAWN_PAUSE_S)
+
+    async def _start(self, isolated: bool) -> Child:
+        # Unique for ever: a fence names a worker, and a name that comes back would be fenced too.
+        name = "w" + uuid_utils.uuid7().hex
+        path = self._directory / name
+        slot = RunningSlot(path, self._settings.sessions_per_worker_max, create=True)
+        arguments = ["--worker", name, "--slot", str(path)]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "dsec.env_runtime",
+            *arguments,
+            *(["--isolated"] if isolated else []),
+            env=self._environment,
+            stdin=asyncio.subprocess.DEVNULL,
+        )
+        log.info("worker %s started, pid %d", name, process.pid)
+        return Child(name, isolated, process, slot)
+
+    # -- watching ------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        last_memory = last_beat = monotonic()
+        while True:
+            await asyncio.sleep(WATCH_PERIOD_S)
+            now = monotonic()
+            for child in list(self._children.values()):
+                self._check_deadline(child)
+            if now - last_memory >= MEMORY_PERIOD_S:
+                last_memory = now
+                for child in list(self._children.values()):
+                    self._check_memory(child)
+            if now - last_beat >= self._settings.heartbeat_period_s:
+                last_beat = now
+                for child in list(self._children.values()):
+                    await self._vouch(child)
+
+    def _kill(self, child: Child, reason: DeathReason) -> None:
+        if child.killed_for is None:
+            child.killed_for = reason
+            with contextlib.suppress(ProcessLookupError):
+                child.process.kill()
+
+    def _check_deadline(self, child: Child) -> None:
+        running = child.slot.read()
+        if running is None:
+            return
+        for_s = (monotonic_ns() - running.since_ns) / 1e9
+        if for_s > running.step_deadline_s:
+            log.warning("session %s: step %d takes %.1f s", running.session_id, running.step, for_s)
+            self._kill(child, "step_deadline")
+
+    def _check_memory(self, child: Child) -> None:
+        try:
+            used = psutil.Process(child.process.pid).memory_info().rss
+        except psutil.Error:
+            return
+        if used > self._settings.worker_memory_bytes_max:
+            log.warning("worker %s uses %d bytes", child.name, used)
+            self._kill(child, "oom")
+
+    async def _vouch(self, child: Child) -> None:
+        """Beat for a worker that cannot, because user code runs. Not for a stopped process."""
+        running = child.slot.read()
+        if running is None or monotonic_ns() - running.since_ns < 1e9:
+            return
+        try:
+            if psutil.Process(child.process.pid).status() == psutil.STATUS_STOPPED:
+                return
+        except psutil.Error:
+            return
+        await self._beat(child, "ready", None)
+
+    # -- saying --------------------------------------------------------------------------------
+
+    async def _say_dead(self, child: Child, death: Death) -> None:
+        fenced = asyncio.Event()
+
+        async def on_fenced(_: Mapping[str, str], __: bytes) -> None:
+            fenced.set()
+
+        await self._bus.listen(subjects.fence(child.name), on_fenced)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DEAD_SAID_S_MAX):
+                while not fenced.is_set():
+                    await self._say_dead_once(child, death)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(fenced.wait(), self._settings.heartbeat_period_s)
+
+    async def _say_dead_once(self, child: Child, death: Death) -> None:
+        await self._beat(child, "dead", death)
+
+    async def _beat(self, child: Child, state: str, death: Death | None) -> None:
+        s = self._settings
+        fact = HeartbeatFact(
+            worker=child.name,
+            node=s.node,
+            state="dead" if death else "ready",
+            lanes=[f"{child.name}-{n}" for n in range(s.lanes_per_worker)],
+            capacity_sessions=1 if child.isolated else s.sessions_per_worker_max,
+            isolated=child.isolated,
+            death=death.reason if death else None,
+            culprit=death.culprit if death else None,
+            detail=death.detail if death else "",
+        )
+        told = HeartbeatCircumstance(pid=child.process.pid)
+        await self._bus.publish_transient(
+            WorkerHeartbeat(fact=fact, circumstance=told),
+            child.name,
+            source="dsec/env-runtime/supervisor",
+            time=utc_now(),
+            event_id=f"{child.name}.{state}.{monotonic_ns()}",
+        )
+
+
+async def serve(settings: EnvRuntimeSettings) -> None:
+    """Run a node until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    bus = await Bus.connect(settings.nats_url, f"env-runtime-{settings.node}")
+    await bus.ensure_stream()
+    await Supervisor(settings, bus, os.environ).run(stop)
+    await bus.close()

@@ -1,0 +1,441 @@
+"""A worker: one process, many sessions. It is started and watched by its node's supervisor.
+
+It takes the placements that name it, opens a seat for each, and lets its lanes step them. All its
+publishes carry its fence: once the scheduler has given it up, they are refused, and it exits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+from collections import OrderedDict
+from collections.abc import Coroutine
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+from uuid import UUID
+
+from dsec.env_runtime.lane import Lane
+from dsec.env_runtime.running import RunningSlot
+from dsec.env_runtime.seats import Library, Opener, Opening, Seat, StartFailed, open_seat
+from dsec.env_runtime.settings import EnvRuntimeSettings
+from dsec.platform.bus import BadMessage, Bus, Message, PublishRefused
+from dsec.platform.clock import utc_now
+from dsec.platform.log import LogReader
+from dsec.platform.objects import ObjectStore
+from dsec.session.chain import chain_end
+from dsec.session.io import Ended, Input, cancel_input
+from dsec.session.observations import reference
+from dsec_contracts import (
+    Event,
+    SessionCancelRequested,
+    SessionEnded,
+    SessionPlaced,
+    SessionReleased,
+    SessionStarted,
+    UnknownEvent,
+    WorkerHeartbeat,
+    keys,
+)
+from dsec_contracts.canonical import encode
+from dsec_contracts.session import (
+    EndedCircumstance,
+    EndedFact,
+    PlacedFact,
+    ReleasedCircumstance,
+    ReleasedFact,
+    StartedCircumstance,
+    StartedFact,
+)
+from dsec_contracts.worker import HeartbeatCircumstance, HeartbeatFact
+
+log = logging.getLogger(__name__)
+
+EXIT_FENCED = 75
+CANCELS_REMEMBERED_MAX = 10_000
+HEARTBEAT_SESSIONS_MAX = 2_000
+CONSUMER_INACTIVE_S = 120.0
+REPLY_FILTERS = ("dsec.reward.scored", "dsec.reward.missing")
+
+
+class _Drained(Exception):
+    """Everything was handed back; ends the task group."""
+
+
+class Worker:
+    """One worker process."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: EnvRuntimeSettings,
+        bus: Bus,
+        reader: LogReader,
+        objects: ObjectStore | None,
+        running: RunningSlot,
+        *,
+        isolated: bool,
+    ) -> None:
+        self.name = name
+        self._settings = settings
+        self._bus = bus
+        self._running = running
+        self._objects = objects
+        self._isolated = isolated
+        self._opener = Opener(Library(reader, objects), reader, settings.restart_wait_s)
+        self._lanes = {
+            lane: self._lane(lane)
+            for lane in (f"{name}-{n}" for n in range(settings.lanes_per_worker))
+        }
+        self._free = list(range(settings.sessions_per_worker_max - 1, -1, -1))
+        self._seats: dict[UUID, Seat] = {}
+        self._opening: dict[UUID, SessionPlaced] = {}
+        self._cancels: OrderedDict[UUID, Input] = OrderedDict()
+        self._followed: set[str] = set()
+        self._starts = asyncio.Semaphore(settings.starts_in_flight_max)
+        self._group: asyncio.TaskGroup
+        self._draining = False
+        self._beats = 0
+
+    def _lane(self, name: str) -> Lane:
+        s = self._settings
+        return Lane(
+            name,
+            self.name,
+            self._bus,
+            self._running,
+            self._objects,
+            lane_wait_ms=s.lane_wait_ms,
+            reply_wait_s=s.reply_wait_s,
+            tick_slice_ms=s.tick_slice_ms,
+            on_ended=self._on_ended,
+        )
+
+    # -- running -------------------------------------------------------------------------------
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until `stop` is set, then hand live sessions back.
+
+        Raises:
+            PublishRefused: the worker was fenced.
+        """
+        start = (await self._bus.stream_state()).last_sequence + 1
+        placements = await self._bus.consumer(
+            f"worker-{self.name}",
+            ["dsec.session.placed.*", "dsec.session.cancel_requested.*"],
+            start_sequence=start,
+            ack="none",
+            inactive_s=CONSUMER_INACTIVE_S,
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                for lane in self._lanes.values():
+                    await self._follow(lane.name, lane, start)
+                    self._spawn(lane.run())
+                self._spawn(self._take_placements(placements))
+                self._spawn(self._heartbeat())
+                self._spawn(self._repeat_unanswered())
+                await stop.wait()
+                await self._drain()
+                raise _Drained
+        except* _Drained:
+            pass
+        except* PublishRefused as refused:
+            raise refused.exceptions[0] from None
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._group.create_task(work)
+
+    async def _follow(self, source: str, lane: Lane, start_sequence: int) -> None:
+        """Hear the answers that go to lane `source`, for the sessions of `lane`."""
+        name = f"lane-{source}" if source == lane.name else f"lane-{source}-for-{lane.name}"
+        if name in self._followed:
+            return
+        self._followed.add(name)
+        consumer = await self._bus.consumer(
+            name,
+            [f"{kind}.{source}" for kind in REPLY_FILTERS],
+            start_sequence=start_sequence,
+            ack="none",
+            inactive_s=CONSUMER_INACTIVE_S,
+        )
+        self._spawn(lane.hear(consumer))
+
+    async def _take_placements(self, consumer: Any) -> None:
+        while True:
+            for message in await consumer.fetch(256, 5.0):
+                try:
+                    event = message.event()
+                except (BadMessage, UnknownEvent) as error:
+                    log.warning("%s is ignored: %s", message.subject, error)
+                    continue
+                if isinstance(event, SessionPlaced) and event.fact.worker == self.name:
+                    self._place(event, message)
+                elif isinstance(event, SessionCancelRequested):
+                    self._cancel(event)
+
+    def _place(self, event: SessionPlaced, message: Message) -> None:
+        session_id = event.fact.session_id
+        if session_id in self._seats or session_id in self._opening:
+            return
+        self._opening[session_id] = event
+        self._spawn(self._open(event, message.sequence))
+
+    def _cancel(self, event: SessionCancelRequested) -> None:
+        session_id, told = event.fact.session_id, event.circumstance
+        given = cancel_input(told.code, told.reason or "")
+        seat = self._seats.get(session_id)
+        if seat is not None:
+            self._lanes[seat.placed.lane].give(seat, given)
+            self._running.clear()
+            return
+        # Not here, or not yet: a placement may be on its way.
+        self._cancels[session_id] = given
+        while len(self._cancels) > CANCELS_REMEMBERED_MAX:
+            self._cancels.popitem(last=False)
+
+    # -- seats ---------------------------------------------------------------------------------
+
+    async def _open(self, event: SessionPlaced, position: int) -> None:
+        async with self._starts:
+            placed, request = event.fact, event.circumstance.request
+            try:
+                index = self._free.pop()
+            except IndexError:
+                log.error("no seat is free for session %s", placed.session_id)
+                return
+            try:
+                seat = await self._opener.prepare(request, placed, index, position)
+                recorded = await self._opener.recorded(placed, position)
+            except StartFailed as failed:
+                await self._publish_end(placed, _failed(failed), keys.placed(placed.attempt))
+                self._close(placed.session_id, index)
+                return
+            if self._draining:
+                return
+            self._running.assign(index, placed.session_id, seat.step_deadline_s)
+            self._running.enter(
+                index, 0 if recorded is None else len(recorded.steps), monotonic_ns()
+            )
+            with self._running.last_words():
+                opening = open_seat(seat, recorded)
+            self._running.clear()
+            await self._go_live(event, opening, position)
+
+    async def _go_live(self, event: SessionPlaced, opening: Opening, position: int) -> None:
+        seat, placed = opening.seat, event.fact
+        if opening.started is not None:
+            await self._publish_started(seat, opening)
+        if opening.ended is not None:
+            await self._on_ended(seat, opening.ended)
+            return
+        lane = self._lanes[placed.lane]
+        if placed.previous_lane is not None:
+            await self._follow(placed.previous_lane, lane, position + 1)
+        self._seats[placed.session_id] = seat
+        self._opening.pop(placed.session_id, None)
+        seat.published_ns = monotonic_ns()
+        pending = list(opening.pending)
+        if (cancel := self._cancels.pop(placed.session_id, None)) is not None:
+            pending.append(cancel)
+        lane.join(seat)
+        for given in pending:
+            lane.give(seat, given)
+        self._running.clear()
+
+    def _close(self, session_id: UUID, index: int) -> None:
+        self._seats.pop(session_id, None)
+        self._opening.pop(session_id, None)
+        self._cancels.pop(session_id, None)
+        self._free.append(index)
+
+    async def _on_ended(self, seat: Seat, ended: Ended) -> None:
+        placed = seat.placed
+        cause = keys.step(seat.last.step) if seat.last else keys.placed(placed.attempt)
+        await self._publish_end(placed, ended, cause)
+        self._running.enter(seat.index, ended.steps, monotonic_ns())
+        seat.machine.close()
+        self._running.clear()
+        self._close(placed.session_id, seat.index)
+
+    async def _publish_end(self, placed: PlacedFact, ended: Ended, cause: str) -> None:
+        fact = EndedFact(
+            session_id=placed.session_id,
+            status=ended.status,
+            code=ended.code,
+            steps=ended.steps,
+            episodes=ended.episodes,
+            inputs=ended.inputs,
+            chain=ended.chain,
+        )
+        told = EndedCircumstance(
+            attempt=placed.attempt,
+            worker=self.name,
+            message=ended.message.encode("utf-8", "replace").decode(),
+            at=utc_now(),
+        )
+        await self._send(
+            SessionEnded(fact=fact, circumstance=told),
+            placed.session_id,
+            f"{placed.session_id}.ended.{placed.attempt}",
+            cause,
+        )
+
+    async def _publish_started(self, seat: Seat, opening: Opening) -> None:
+        started, placed = opening.started, seat.placed
+        assert started is not None
+        observation = started.observation
+        if len(observation) > seat.inline_bytes_max:
+            keep = seat.above == "reference" and self._objects is not None
+            observation = b""
+            if keep and self._objects is not None:
+                blob = await asyncio.to_thread(self._objects.put, started.observation)
+                observation = reference(blob, len(started.observation))
+        event = SessionStarted(
+            fact=StartedFact(
+                session_id=placed.session_id, reset=started.reset, chain=started.chain
+            ),
+            circumstance=StartedCircumstance(
+                attempt=placed.attempt,
+                worker=self.name,
+                determinism="D2" if seat.machine.deterministic else "D1",
+                observation=observation,
+                fingerprint=FINGERPRINT,
+            ),
+        )
+        await self._send(
+            event,
+            placed.session_id,
+            f"{placed.session_id}.started.{placed.attempt}",
+            keys.placed(placed.attempt),
+        )
+
+    async def _send(self, event: Event, session_id: UUID, event_id: str, cause: str) -> None:
+        await self._bus.publish(
+            event,
+            session_id,
+            source=f"dsec/env-runtime/{self.name}",
+            time=utc_now(),
+            event_id=event_id,
+            session_id=session_id,
+            cause=keys.of(session_id, cause),
+            fence=self.name,
+        )
+
+    # -- the rest ------------------------------------------------------------------------------
+
+    async def _repeat_unanswered(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.reply_wait_s / 4)
+            for lane in self._lanes.values():
+                lane.repeat_unanswered()
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await self.beat("ready")
+            await asyncio.sleep(self._settings.heartbeat_period_s)
+
+    async def beat(self, state: str) -> None:
+        """One heartbeat."""
+        self._beats += 1
+        seats = list(self._seats.items())
+        if len(seats) > HEARTBEAT_SESSIONS_MAX:  # a window that moves on with every beat
+            at = (self._beats * HEARTBEAT_SESSIONS_MAX) % len(seats)
+            seats = (seats[at:] + seats[:at])[:HEARTBEAT_SESSIONS_MAX]
+        fact = HeartbeatFact(
+            worker=self.name,
+            node=self._settings.node,
+            state="draining" if state == "draining" else "ready",
+            lanes=list(self._lanes),
+            capacity_sessions=1 if self._isolated else self._settings.sessions_per_worker_max,
+            isolated=self._isolated,
+        )
+        circumstance = HeartbeatCircumstance(
+            pid=os.getpid(),
+            sessions=[session_id for session_id, _ in seats],
+            attempts=[seat.placed.attempt for _, seat in seats],
+            steps=[seat.machine.steps for _, seat in seats],
+            waiting_on=[seat.waiting_on for _, seat in seats],
+        )
+        await self._bus.publish_transient(
+            WorkerHeartbeat(fact=fact, circumstance=circumstance),
+            self.name,
+            source=f"dsec/env-runtime/{self.name}",
+            time=utc_now(),
+            event_id=f"{self.name}.beat.{self._beats}",
+        )
+
+    async def _drain(self) -> None:
+        """Hand every live session back, as far as the time for it goes."""
+        self._draining = True
+        for lane in self._lanes.values():
+            lane.stopping = True
+        await self.beat("draining")
+
+        async def release(seat: Seat) -> None:
+            placed = seat.placed
+            event = SessionReleased(
+                fact=ReleasedFact(session_id=placed.session_id, attempt=placed.attempt),
+                circumstance=ReleasedCircumstance(
+                    worker=self.name, steps=seat.machine.steps, reason="drain"
+                ),
+            )
+            await self._send(
+                event,
+                placed.session_id,
+                f"{placed.session_id}.released.{placed.attempt}",
+                keys.placed(placed.attempt),
+            )
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_wait_s):
+                await asyncio.gather(*(release(seat) for seat in self._seats.values()))
+
+
+def _failed(failed: StartFailed) -> Ended:
+    inputs = encode([])
+    end = chain_end(None, "failed", failed.code, 0, 0, inputs)
+    return Ended("failed", failed.code, 0, 0, inputs, end, str(failed))
+
+
+def _fingerprint() -> dict[str, str]:
+    import platform
+    from importlib.metadata import version
+
+    return {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        **{name: version(name) for name in ("dsec", "gymnasium", "numpy")},
+    }
+
+
+FINGERPRINT = _fingerprint()
+
+
+async def serve(name: str, slot: Path, *, isolated: bool, settings: EnvRuntimeSettings) -> int:
+    """Run a worker until it is told to stop. Returns the exit code."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle
+    running = RunningSlot(slot, settings.sessions_per_worker_max, create=False)
+    bus = await Bus.connect(settings.nats_url, name)
+    reader = await LogReader.connect(settings.database_url)
+    objects = ObjectStore(settings.object_store_url) if settings.object_store_url else None
+    worker = Worker(name, settings, bus, reader, objects, running, isolated=isolated)
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    try:
+        await worker.run(stop)
+    except PublishRefused as refused:
+        log.warning("fenced, leaving: %s", refused)
+        return EXIT_FENCED
+    await bus.close()
+    await reader.close()
+    return 0

@@ -1,0 +1,84 @@
+"""Real servers for tests: one nats-server and one PostgreSQL a run, started only when asked for.
+
+Both listen on free ports of loopback, keep their files in pytest's temporary folder, and die with
+the test run even if that is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Coroutine, Iterator
+from typing import TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from dsec.platform.stack.nats_server import NatsServerOptions, nats_server_process
+from dsec.platform.stack.ports import free_port
+from dsec.platform.stack.postgres import PostgresOptions, prepare_postgres
+from dsec.platform.stack.process import ChildProcess, ProcessSpec
+
+T = TypeVar("T")
+PASSWORD = "for-tests-only"
+
+
+@pytest.fixture(scope="session")
+def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a nats-server with JetStream, shared by the whole run: name streams uniquely."""
+    folder = tmp_path_factory.mktemp("nats")
+    options = NatsServerOptions(
+        directory=folder, log_path=folder / "nats.log", port=free_port(), password=PASSWORD
+    )
+    with _running(nats_server_process(options)):
+        yield options.url
+
+
+@pytest.fixture(scope="session")
+def database_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of an empty database of a PostgreSQL, shared by the whole run."""
+    folder = tmp_path_factory.mktemp("postgres")
+    options = PostgresOptions(
+        directory=folder / "server",
+        log_path=folder / "postgres.log",
+        port=free_port(),
+        password=PASSWORD,
+        fast_unsafe_for_tests=True,
+    )
+    with _running(_run(prepare_postgres(options))):
+        yield options.url
+
+
+@pytest.fixture
+def fresh_database_url(database_url: str) -> Iterator[str]:
+    """The URL of a new, empty database, dropped after the test with whoever is connected."""
+    name = f"test_{uuid.uuid4().hex}"
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        try:
+            yield urlunsplit(urlsplit(database_url)._replace(path=f"/{name}"))
+        finally:
+            drop = sql.SQL("drop database if exists {} with (force)")
+            connection.execute(drop.format(sql.Identifier(name)))
+
+
+@contextlib.contextmanager
+def _running(spec: ProcessSpec) -> Iterator[None]:
+    child = ChildProcess(spec)
+    try:
+        _run(child.wait_ready())
+        yield
+    finally:
+        _run(child.stop())
+
+
+def _run(coroutine: Coroutine[object, object, T]) -> T:
+    # A loop of its own: asyncio.run would take away the one that the test plugin has set.
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(coroutine)
+    finally:
+        loop.close()

@@ -1,0 +1,235 @@
+"""The whole stack: up, killed in every way, up again with the same data, down."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import nats
+import psycopg
+import pytest
+
+from dsec.platform.stack import (
+    Endpoints,
+    ServiceCommand,
+    Stack,
+    StackError,
+    StackOptions,
+    StackStatus,
+    stack_status,
+    state,
+    stop_stack,
+)
+from dsec.platform.stack import stack as stack_module
+from dsec.platform.stack.identity import ProcessIdentity
+from dsec.platform.stack.state import StateDir
+
+pytestmark = [pytest.mark.nats, pytest.mark.postgres, pytest.mark.stack]
+
+Eventually = Callable[[Callable[[], object]], Awaitable[None]]
+SLEEP = (sys.executable, "-c", "import time; time.sleep(99)")
+DOWN_WITHIN_S = 20.0
+
+
+async def publish(endpoints: Endpoints) -> int:
+    """Publish one message and insert one row; return how many there are of both."""
+    client = await nats.connect(endpoints.nats_url, connect_timeout=5)
+    stream = client.jetstream()
+    await stream.add_stream(name="TEST", subjects=["test.>"])
+    seq = (await stream.publish("test.a", b"x")).seq
+    await client.close()
+    with psycopg.connect(endpoints.database_url) as connection:
+        connection.execute("create table if not exists test (x int)")
+        connection.execute("insert into test values (1)")
+        row = connection.execute("select count(*) from test").fetchone()
+    assert row == (seq,)
+    return seq
+
+
+def pid_of(status: StackStatus, name: str) -> int:
+    return next(process.pid for process in status.processes if process.name == name)
+
+
+def nothing_left(status: StackStatus) -> bool:
+    return not any(
+        ProcessIdentity(process.pid, process.since).is_alive() for process in status.processes
+    )
+
+
+async def test_kill_9_of_the_supervisor_then_up_then_down(
+    tmp_path: Path, start_supervisor: Callable[..., Any], eventually: Eventually
+) -> None:
+    state_dir = tmp_path / "state"
+    first = start_supervisor(state_dir, *SLEEP)
+    assert await publish(first.endpoints) == 1
+    status = stack_status(state_dir)
+    assert (status.state, status.problem) == ("running", None)
+    assert status.supervisor is not None
+    assert status.supervisor.pid == first.process.pid
+    assert [process.name for process in status.processes] == ["nats-server", "postgres", "service"]
+    assert status.endpoints == first.endpoints
+
+    with pytest.raises(StackError, match=f"already up on .* by process {first.process.pid}"):
+        async with Stack(StackOptions(state_dir), on_progress=print) as stack:
+            await stack.start_servers()
+    assert stack_status(state_dir) == status
+
+    first.kill()
+    await eventually(lambda: nothing_left(status))
+    after = stack_status(state_dir)
+    assert after.state == "stopped"
+    assert (
+        after.problem
+        == "The last run was not stopped in order: `dsec up` starts from what it left."
+    )
+
+    second = start_supervisor(state_dir, *SLEEP)
+    assert second.endpoints == first.endpoints
+    assert await publish(second.endpoints) == 2
+    running = stack_status(state_dir)
+    result = await stop_stack(state_dir, DOWN_WITHIN_S)
+    assert (result.was_running, result.killed, result.ended_leftovers) == (True, False, ())
+    assert second.process.wait(DOWN_WITHIN_S) == 0
+    assert nothing_left(running)
+    assert stack_status(state_dir) == StackStatus(
+        state="stopped",
+        state_dir=state_dir,
+        supervisor=None,
+        endpoints=None,
+        processes=(),
+        problem=None,
+    )
+
+
+async def test_killed_servers_and_services_come_back_with_their_data(
+    tmp_path: Path, eventually: Eventually
+) -> None:
+    said: list[str] = []
+    options = StackOptions(tmp_path, services=(ServiceCommand("two", SLEEP, replicas=2),))
+    async with Stack(options, on_progress=said.append) as stack:
+        endpoints = await stack.start_servers()
+        await stack.start_services({"OWN": "1"})
+        assert await publish(endpoints) == 1
+        status = stack_status(tmp_path)
+        for name in ("nats-server", "postgres"):
+            os.kill(pid_of(status, name), signal.SIGKILL)
+        assert stack.kill_service("two", 1) == pid_of(status, "two-1")
+        with pytest.raises(StackError, match="There is no replica 2 of two: services are two"):
+            stack.kill_service("two", 2)
+        await eventually(lambda: f"{'postgres'} was started again." in said)
+        await eventually(lambda: "nats-server was started again." in said)
+        await eventually(lambda: pid_of(stack_status(tmp_path), "two-1") != pid_of(status, "two-1"))
+        assert await publish(endpoints) == 2
+        now = stack_status(tmp_path)
+        assert now.state == "running"
+        assert pid_of(now, "two-0") == pid_of(status, "two-0")
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stack.wait()
+    assert nothing_left(now)
+    assert any(text.startswith("nats-server was killed by SIGKILL; its log") for text in said)
+
+
+async def test_a_service_is_told_where_everything_is(
+    tmp_path: Path, nats_url: str, database_url: str, eventually: Eventually
+) -> None:
+    code = "import os,time;print([os.environ[n] for n in {!r}],flush=True);time.sleep(99)"
+    names = ["OWN", "DSEC_NATS_URL", "DSEC_DATABASE_URL", "DSEC_OBJECT_STORE_URL"]
+    service = ServiceCommand("tell", (sys.executable, "-c", code.format(names)))
+    options = StackOptions(
+        tmp_path, nats_url=nats_url, database_url=database_url, services=(service,)
+    )
+    async with Stack(options, on_progress=print) as stack:
+        endpoints = await stack.start_servers()
+        assert endpoints.object_store_url == f"file://{tmp_path}/objects"
+        await stack.start_services({"OWN": "1"})
+        log = tmp_path / "logs" / "tell.log"
+        told = str(["1", nats_url, database_url, endpoints.object_store_url])
+        await eventually(lambda: told in log.read_text())
+        # Servers given by URL are neither started …
+        assert [process.name for process in stack_status(tmp_path).processes] == ["tell"]
+    # … nor stopped.
+    await (await nats.connect(nats_url)).close()
+    psycopg.connect(database_url).close()
+
+
+async def test_a_busy_given_port_starts_nothing_and_a_damaged_record_is_no_obstacle(
+    tmp_path: Path, database_url: str
+) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+        options = StackOptions(tmp_path, database_url=database_url, nats_port=port)
+        async with Stack(options, on_progress=print) as stack:
+            with pytest.raises(StackError, match=f"Port {port} on 127.0.0.1, given for nats-serv"):
+                await stack.start_servers()
+    assert stack_status(tmp_path).state == "stopped"
+    (tmp_path / "stack.json").write_text("{")
+    said: list[str] = []
+    async with Stack(options, on_progress=said.append) as stack:
+        endpoints = await stack.start_servers()
+        assert urlsplit(endpoints.nats_url).port == port
+    assert said[0].endswith(
+        "is damaged, and what it said is lost. Starting without it; the data are not touched."
+    )
+
+
+async def test_a_server_left_running_is_ended_though_the_record_is_lost(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = StackOptions(tmp_path, database_url=database_url)
+    async with Stack(options, on_progress=print) as stack:
+        await stack.start_servers()
+        left = pid_of(stack_status(tmp_path), "nats-server")
+        (tmp_path / "stack.json").write_text("{")
+        directory = StateDir(tmp_path)
+        # As if the supervisor were gone, on a system without a death signal.
+        assert await directory.end_leftovers(None) == (f"nats-server (pid {left})",)
+
+
+async def test_a_stop_signal_ends_a_start_that_is_under_way(tmp_path: Path) -> None:
+    async with Stack(StackOptions(tmp_path), on_progress=print) as stack:
+        asyncio.get_running_loop().call_later(0.3, os.kill, os.getpid(), signal.SIGINT)
+        with pytest.raises(StackError, match="asked to stop while it was starting"):
+            await stack.start_servers()
+    assert stack_status(tmp_path).state == "stopped"
+    assert not (tmp_path / "postgres" / "data").exists()
+
+
+async def test_a_supervisor_that_does_not_stop_is_killed(
+    tmp_path: Path, start_supervisor: Callable[..., Any]
+) -> None:
+    supervisor = start_supervisor(tmp_path / "state", *SLEEP)
+    status = stack_status(tmp_path / "state")
+    supervisor.process.send_signal(signal.SIGSTOP)
+    result = await stop_stack(tmp_path / "state", 0.2)
+    assert (result.was_running, result.killed) == (True, True)
+    assert nothing_left(status)
+    assert stack_status(tmp_path / "state").supervisor is None
+
+
+async def test_a_disk_that_fills_while_the_stack_is_up(
+    small_disk: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "FREE_BYTES_MIN", 0)
+    monkeypatch.setattr(stack_module, "SERVER_RESTARTS_MAX", 2)
+    state_dir = small_disk(128)
+    ballast = state_dir / "ballast"
+    options = StackOptions(state_dir)
+    async with Stack(options, on_progress=print) as stack:
+        assert await publish(await stack.start_servers()) == 1
+        with ballast.open("wb", buffering=0) as file:
+            while os.statvfs(state_dir).f_bavail:
+                file.write(bytes(4096))
+        os.kill(pid_of(stack_status(state_dir), "postgres"), signal.SIGKILL)
+        with pytest.raises(StackError, match=r"The disk that holds .* is full"):
+            await asyncio.wait_for(stack.wait(), DOWN_WITHIN_S)
+    ballast.unlink()
+    async with Stack(options, on_progress=print) as stack:
+        assert await publish(await stack.start_servers()) == 2
