@@ -1,0 +1,224 @@
+"""Durable, rewarded steps a second through the whole stack, beside a bare in-process loop.
+
+    python loadtests/throughput.py --sessions 256 --pairs 3 --json
+    python loadtests/throughput.py --all --json
+
+One embedded stack (NATS, PostgreSQL with its default durability, all services) runs on this
+machine. A pair is a batch of sessions through the stack and, right after it, a bare loop over the
+same environment's reset and step, the same agent's step and on_reward, and the same reward. A step
+counts when the rows of both the step and its reward are committed: the rows are counted between
+two positions of the log's floor, taken while all sessions were running. The ratio is the median of
+the pairs' ratios: the machine's speed drifts, so only figures of one run compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+from dsec.client import Client
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from dsec.platform.db import async_url, migrate
+from dsec.platform.stack import ServiceCommand, Stack, StackOptions
+
+ENVIRONMENT = "CartPole-v1"
+RAW_SECONDS = 3.0
+BATCH_SECONDS_MAX = 240.0
+AGENT = '''
+class Agent:
+    """Leans with the pole; keeps the sum of what it was given."""
+
+    def __init__(self, session_config):
+        self.total = 0.0
+
+    def step(self, observation):
+        return {"action": 1 if observation[2] > 0 else 0}
+
+    def on_reward(self, reward, done, info):
+        self.total += reward
+'''
+SERVICES = tuple(
+    ServiceCommand(name.replace("_", "-"), (sys.executable, "-m", f"dsec.{name}"))
+    for name in ("recorder", "scheduler", "reward", "env_runtime")
+)
+
+
+def write_specs(directory: Path, max_steps: int) -> Path:
+    """The session of this test as files; returns session.yaml."""
+    (directory / "agent.py").write_text(AGENT)
+    (directory / "agent_spec.yaml").write_text("entry: agent.py:Agent\n")
+    (directory / "env_spec.yaml").write_text(f"entry: gymnasium:{ENVIRONMENT}\n")
+    session = directory / "session.yaml"
+    session.write_text(
+        "agent: agent_spec.yaml\nenv: env_spec.yaml\nreward: env\n"
+        f"seed: 1\nmax_steps: {max_steps}\n"
+    )
+    return session
+
+
+def raw_steps_per_s(seconds: float = RAW_SECONDS) -> float:
+    """The bare loop: what one core does without any of this."""
+    import gymnasium
+
+    namespace: dict[str, object] = {}
+    exec(AGENT, namespace)
+    agent = namespace["Agent"]({})  # type: ignore[operator]
+    env = gymnasium.make(ENVIRONMENT, disable_env_checker=True)
+    observation, _ = env.reset(seed=1)
+    steps, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        for _ in range(1000):
+            observation, reward, terminated, truncated, info = env.step(
+                agent.step(observation)["action"]
+            )
+            agent.on_reward(float(reward), terminated or truncated, info)
+            if terminated or truncated:
+                observation, _ = env.reset()
+        steps += 1000
+    return steps / (time.perf_counter() - began)
+
+
+def workers_memory_bytes() -> int:
+    """Resident memory of this stack's worker processes, together."""
+    total = 0
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "--worker" in process.cmdline():
+                total += process.memory_info().rss
+        except psutil.Error:
+            continue
+    return total
+
+
+async def floor(engine: AsyncEngine) -> int:
+    """The recorder's floor: everything up to here is committed."""
+    async with engine.connect() as connection:
+        found = await connection.execute(
+            text("select sequence from log_floor order by epoch desc limit 1")
+        )
+        return int(found.scalar() or 0)
+
+
+async def rewarded_between(engine: AsyncEngine, low: int, high: int) -> int:
+    """Steps whose reward, and so both rows, lie between two positions."""
+    async with engine.connect() as connection:
+        found = await connection.execute(
+            text(
+                "select count(*) from event_log where kind = 'reward.scored' "
+                "and sequence > :low and sequence <= :high"
+            ),
+            {"low": low, "high": high},
+        )
+        return int(found.scalar() or 0)
+
+
+async def batch(client: Client, engine: AsyncEngine, session: Path, n: int) -> tuple[float, int]:
+    """One batch through the stack: steps a second, and bytes a session in the workers."""
+    before = workers_memory_bytes()
+    group = await client.request(session, count=n)
+    deadline = time.monotonic() + BATCH_SECONDS_MAX
+    samples: list[tuple[float, int]] = []
+    memory = before
+    done = 0
+    while done < n and time.monotonic() < deadline:
+        await asyncio.sleep(0.5)
+        samples.append((time.perf_counter(), await floor(engine)))
+        if len(samples) % 4 == 0:
+            memory = max(memory, workers_memory_bytes())
+            async with engine.connect() as connection:
+                found = await connection.execute(
+                    text(
+                        "select count(*) from event_log where kind = 'session.ended' and "
+                        "session_id = any(:ids)"
+                    ),
+                    {"ids": group.session_ids},
+                )
+                done = int(found.scalar() or 0)
+                if done > 0:
+                    break  # the first ended: from here on fewer run
+    if len(samples) < 6:
+        raise SystemExit("the batch was over before it could be measured: raise --steps")
+    # Leave out the start, and the last interval, in which sessions ended.
+    first, last = samples[len(samples) // 5], samples[-2]
+    steps = await rewarded_between(engine, first[1], last[1])
+    rate = steps / (last[0] - first[0])
+    await client.wait(group)
+    return rate, (memory - before) // n
+
+
+async def measure(n: int, sync: str, pairs: int, steps_total: int) -> dict[str, object]:
+    """One row of the result."""
+    rates, raws, memories = [], [], []
+    with tempfile.TemporaryDirectory(prefix="dsec-throughput-") as name:
+        directory = Path(name)
+        session = write_specs(directory, max(steps_total // n, 40))
+        options = StackOptions(directory / "state", sync_interval=sync, services=SERVICES)
+        async with Stack(options, on_progress=lambda _: None) as stack:
+            endpoints = await stack.start_servers()
+            await asyncio.to_thread(migrate, endpoints.database_url)
+            await stack.start_services(dict(os.environ))
+            engine = create_async_engine(async_url(endpoints.database_url))
+            async with Client(
+                nats_url=endpoints.nats_url,
+                database_url=endpoints.database_url,
+                object_store_url=endpoints.object_store_url,
+            ) as client:
+                for number in range(pairs):
+                    rate, memory = await batch(client, engine, session, n)
+                    raw = await asyncio.to_thread(raw_steps_per_s)
+                    print(
+                        f"{n} sessions, sync {sync}, pair {number + 1}: {rate:,.0f} durable, "
+                        f"{raw:,.0f} raw, ratio {rate / raw:.2f}",
+                        file=sys.stderr,
+                    )
+                    rates.append(rate)
+                    raws.append(raw)
+                    memories.append(memory)
+            await engine.dispose()
+    ratios = [rate / raw for rate, raw in zip(rates, raws, strict=True)]
+    return {
+        "sessions": n,
+        "sync": sync,
+        "raw_steps_per_s": round(statistics.median(raws)),
+        "durable_steps_per_s": round(statistics.median(rates)),
+        "ratio": round(statistics.median(ratios), 3),
+        "bytes_per_session": memories[0],
+    }
+
+
+async def main() -> None:
+    """Measure what the arguments say."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sessions", type=int, action="append", help="how many; may be repeated")
+    parser.add_argument("--sync", default="1s", help="nats-server's sync_interval, or `always`")
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=400_000, help="steps of a batch, in all")
+    parser.add_argument("--all", action="store_true", help="every row that the README reports")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    plan = [(n, arguments.sync) for n in arguments.sessions or [256]]
+    if arguments.all:
+        plan = [(n, "1s") for n in (16, 64, 256, 1024, 4096)] + [
+            (256, "always"),
+            (1024, "always"),
+        ]
+    rows = [await measure(n, sync, arguments.pairs, arguments.steps) for n, sync in plan]
+    if arguments.json:
+        print(json.dumps(rows))
+        return
+    for row in rows:
+        print("  ".join(f"{key} {value}" for key, value in row.items()))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

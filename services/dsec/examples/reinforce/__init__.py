@@ -1,0 +1,1 @@
+"""REINFORCE in torch on CartPole-v1; its rollouts are DSec sessions."""

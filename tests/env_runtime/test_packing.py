@@ -1,0 +1,64 @@
+"""Rows to columns and back."""
+
+from dsec.env_runtime.packing import Row, heard, pack, split
+from dsec.session.io import Stepped
+from dsec_contracts import RewardMissing, RewardScored, parse
+from dsec_contracts.columns import VarColumn, fixed_rows
+from dsec_contracts.reward import RewardColumns, RewardNoticeCircumstance, RewardNoticeFact
+
+
+def row(n: int, fact: bytes = b"f") -> Row:
+    stepped = Stepped(
+        n, 1, -0.0, True, False, bytes([n]) * 32, fact, "started", b"o", b"p", b"r", b"x"
+    )
+    return Row(bytes([n]) * 16, 2, stepped, b"o", b"p", b"r", b"v", "0" * 64)
+
+
+def test_a_tick_survives_the_wire() -> None:
+    rows = [row(1, b"one"), row(2, b"")]
+    event = parse("session.stepped.v1", pack(rows, "w", "w-0", 3).body())
+    columns = event.row  # type: ignore[attr-defined]
+    assert event.rows == 2  # type: ignore[attr-defined]
+    assert columns.fact.unpack() == [b"one", b""]
+    assert fixed_rows(columns.session_id, 16) == [b"\x01" * 16, b"\x02" * 16]
+    assert columns.env_reward == b"\0\0\0\0\0\0\0\x80" * 2  # -0.0 stays -0.0
+
+
+def test_split_fits_and_loses_nothing() -> None:
+    rows = [row(n % 200, b"f" * 1000) for n in range(100)]
+    portions = list(split(rows, 20_000))
+    assert [r for portion in portions for r in portion] == rows
+    assert len(portions) > 1
+    for portion in portions:
+        assert len(pack(portion, "w", "w-0", 1).body()) <= 20_000
+
+
+def test_a_row_that_is_too_large_travels_alone() -> None:
+    rows = [row(1), row(2, b"f" * 30_000), row(3)]
+    assert [len(portion) for portion in split(rows, 20_000)] == [1, 1, 1]
+
+
+def test_replies_become_inputs() -> None:
+    columns = RewardColumns(
+        session_id=b"\x01" * 16,
+        step=(7).to_bytes(4, "little"),
+        revision=(1).to_bytes(4, "little"),
+        value=b"\0\0\0\0\0\0\xf0?",
+        cause=b"c" * 16,
+        fact=VarColumn.pack([b"fact"]),
+    )
+    [(raw_id, given)] = heard(RewardScored(rows=1, row=columns))
+    assert raw_id == b"\x01" * 16
+    assert (given.kind, given.ordinal, given.value, given.cause) == ("reward", 7, 1.0, b"c" * 16)
+
+
+def test_a_missing_reward_is_an_input_too() -> None:
+    session_id = "0192f0c1-2345-7abc-8def-0123456789ab"
+    event = RewardMissing(
+        fact=RewardNoticeFact(
+            session_id=session_id, step=3, code="reward_raised", fatal=True, cause=b"c" * 16
+        ),
+        circumstance=RewardNoticeCircumstance(message="boom"),
+    )
+    [(_, given)] = heard(event)
+    assert (given.kind, given.code, given.fatal) == ("reward_missing", "reward_raised", True)
