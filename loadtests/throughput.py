@@ -26,9 +26,9 @@ from pathlib import Path
 import psutil
 from dsec.client import Client
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
-from dsec.platform.db import async_url, migrate
+from dsec.platform.db import async_engine, migrate
 from dsec.platform.stack import ServiceCommand, Stack, StackOptions
 
 ENVIRONMENT = "CartPole-v1"
@@ -167,7 +167,7 @@ async def measure(n: int, sync: str, pairs: int, steps_total: int) -> dict[str, 
             endpoints = await stack.start_servers()
             await asyncio.to_thread(migrate, endpoints.database_url)
             await stack.start_services(dict(os.environ))
-            engine = create_async_engine(async_url(endpoints.database_url))
+            engine = async_engine(endpoints.database_url)
             async with Client(
                 nats_url=endpoints.nats_url,
                 database_url=endpoints.database_url,

@@ -21,6 +21,7 @@ from dsec.session.io import Ended, Input, SessionConfig, Started, Stepped
 from dsec.session.machine import Interposition, SessionMachine
 from dsec.session.program import Program, ProgramError, load_program
 from dsec.session.rerun import Divergence, Recorded, rerun, undelivered
+from dsec_contracts import SYSTEM_SESSION, keys
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.session import PlacedFact, RequestFact
 from dsec_contracts.step import STEP_FIELDS
@@ -86,7 +87,7 @@ class Library:
         spec = await self._log.spec(spec_hash)
         if spec is None:
             # The scheduler saw it before it placed the session; the recorder may be behind.
-            await self._log.wait_floor(position, SPEC_WAIT_S)
+            await self._wait(position)
             spec = await self._log.spec(spec_hash)
         if spec is None:
             raise StartFailed("spec_not_found", f"{kind} spec {spec_hash} is not in the log")
@@ -130,21 +131,29 @@ class Library:
         return not self._is_env_reward[spec_hash]
 
     async def policy(self, version: str, position: int) -> Any:
-        """The state of a pinned policy, decoded anew for each session."""
+        """The state of a pinned policy, `name@version`, decoded anew for each session."""
         if version not in self._policies:
-            blob = await self._log.policy_blob(version)
-            if blob is None:
-                await self._log.wait_floor(position, SPEC_WAIT_S)
-                blob = await self._log.policy_blob(version)
-            if blob is None or self._objects is None:
+            key = keys.policy(*version.split("@", 1))
+            row = await self._log.row(SYSTEM_SESSION, key)
+            if row is None:
+                await self._wait(position)
+                row = await self._log.row(SYSTEM_SESSION, key)
+            if row is None or self._objects is None:
                 raise StartFailed("policy_not_found", f"policy {version} cannot be had")
             try:
-                self._policies[version] = await asyncio.to_thread(self._objects.get, blob)
+                blob = await asyncio.to_thread(self._objects.get, decode(row.fact)["blob"])
             except ObjectStoreError as error:
                 raise StartFailed("policy_not_found", str(error)) from error
+            self._policies[version] = blob
             while len(self._policies) > POLICIES_MAX:
                 self._policies.popitem(last=False)
         return decode(self._policies[version])
+
+    async def _wait(self, position: int) -> None:
+        try:
+            await self._log.wait_floor(position, SPEC_WAIT_S)
+        except LogBehind as error:
+            raise StartFailed("log_behind", str(error)) from error
 
 
 class Opener:

@@ -18,12 +18,11 @@ import click
 import numpy as np
 import torch
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import create_async_engine
 
 import dsec
 from dsec.examples.reinforce.agent import make_network
 from dsec.examples.reinforce.learner import Learner
-from dsec.platform.db import async_url
+from dsec.platform.db import async_engine
 
 HERE = Path(__file__).parent
 SOLVED_RETURN = 195.0
@@ -37,7 +36,7 @@ group by 1 order by 1
 
 
 async def train(experiment: str, iterations: int, batch: int, seed: int) -> bool:
-    """Train until the mean return of a batch is at least `SOLVED_RETURN`. True if it came to that."""
+    """Train until a batch has a mean return of `SOLVED_RETURN`. True if it came to that."""
     torch.manual_seed(seed)
     network = make_network(hidden=64)
     learner = Learner(network)
@@ -68,7 +67,7 @@ async def train(experiment: str, iterations: int, batch: int, seed: int) -> bool
 
 async def curve(database_url: str, experiment: str) -> list[dict[str, float]]:
     """The learning curve, from SQL alone."""
-    engine = create_async_engine(async_url(database_url))
+    engine = async_engine(database_url)
     async with engine.connect() as connection:
         rows = await connection.execute(text(CURVE), {"experiment": experiment})
         result = [dict(row._mapping) for row in rows]

@@ -1,4 +1,4 @@
-"""The agent that runs inside the sessions, shipped with its spec. Needs torch and nothing of ours."""
+"""The agent that runs inside the sessions. It needs torch and nothing of ours."""
 
 import torch
 from torch import nn

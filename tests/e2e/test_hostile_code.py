@@ -1,0 +1,98 @@
+"""User code that misbehaves ends its own session; its neighbours never notice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsec.client import Client
+
+pytestmark = pytest.mark.stack
+
+NEIGHBOURS = 200
+STEPS = 60
+
+HOSTILE = {
+    # name: (body of step at step 5, expected code, what the message must name)
+    "raises": ("raise ValueError('mine')", "agent_raised", "ValueError: mine"),
+    "returns_nonsense": ("return 42", "agent_invalid", "42"),
+    "exits_politely": ("raise SystemExit(3)", "agent_raised", "SystemExit"),
+    "calls_exit": ("import os; os._exit(0)", "agent_crashed", "exit"),
+    "kills_itself": ("import os; os.kill(os.getpid(), 11)", "agent_crashed", "signal"),
+    "blocks": ("\n            while True: pass", "step_deadline", "deadline"),
+    "fills_memory": (
+        "\n            while True: self.kept.append(bytearray(64 << 20))",
+        "oom",
+        "memory",
+    ),
+}
+
+AGENT = """
+class Agent:
+    def __init__(self, session_config):
+        self.space = session_config["action_space"]
+        self.steps = 0
+        self.kept = []
+
+    def step(self, observation):
+        self.steps += 1
+        if self.steps == 5:
+            {body}
+        return {{"action": self.space.sample()}}
+"""
+
+
+async def test_hostile_sessions_end_typed_and_neighbours_finish(
+    client: Client, session_files: Callable[..., Path], good_agent: str, stack: Any
+) -> None:
+    undisturbed = await client.request(
+        session_files(good_agent, max_steps=STEPS, name="alone"), count=NEIGHBOURS
+    )
+    expected = {row["seed"]: row["chain_hash"] for row in await client.wait(undisturbed)}
+    hostile = {}
+    neighbours = await client.request(
+        session_files(good_agent, max_steps=STEPS, name="beside"), count=NEIGHBOURS
+    )
+    for name, (body, _, _) in HOSTILE.items():
+        session = session_files(
+            AGENT.format(body=body),
+            max_steps=STEPS,
+            name=name,
+            agent_keys="step_deadline_s: 1.5\n",
+        )
+        hostile[name] = await client.request(session)
+    async with asyncio.timeout(100):
+        ended = await client.wait(neighbours)
+        for name, (_, code, told) in HOSTILE.items():
+            [row] = await client.wait(hostile[name])
+            assert (row["status"], row["code"]) == ("failed", code), (name, row)
+            [end] = stack.sql(
+                "select circumstance from event_log where session_id = %(id)s "
+                "and kind = 'session.ended'",
+                id=row["session_id"],
+            )
+            assert told in end["circumstance"]["message"], (name, end)
+    assert {row["status"] for row in ended} == {"completed"}
+    assert {row["seed"]: row["chain_hash"] for row in ended} == expected
+
+
+async def test_a_reward_function_that_raises_ends_only_its_session(
+    client: Client, session_files: Callable[..., Path], good_agent: str
+) -> None:
+    reward = (
+        "import dsec\n\n@dsec.reward()\ndef score(t, services):\n"
+        "    if t.step == 4:\n        raise RuntimeError('no score')\n    return 1.0\n"
+    )
+    bad = await client.request(
+        session_files(good_agent, reward="reward.py:score", files={"reward.py": reward}, name="bad")
+    )
+    good = await client.request(session_files(good_agent, name="good"), count=31)
+    async with asyncio.timeout(30):
+        [row] = await client.wait(bad)
+        assert (row["status"], row["code"]) == ("failed", "reward_raised")
+        assert row["steps"] == 5
+        assert {r["status"] for r in await client.wait(good)} == {"completed"}
