@@ -1,4 +1,4 @@
-"""The events of DSec: what every service and every upstream system agree on. Needs pydantic only."""
+"""The events of DSec: what services and upstream systems agree on. Needs pydantic only."""
 
 from dsec_contracts.canonical import CanonicalError, decode, encode
 from dsec_contracts.catalog import BY_TYPE, EVENTS, UnknownEvent, parse
@@ -44,5 +44,6 @@ __all__ = [
     "WorkerHeartbeat",
     "decode",
     "encode",
+    "parse",
     "session_time",
 ]

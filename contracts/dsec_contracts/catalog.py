@@ -1,4 +1,4 @@
-"""The catalogue: every event by type, how its message becomes an event again, and its JSON Schema."""
+"""The catalogue: every event by type, how a message becomes an event again, JSON Schemas."""
 
 from __future__ import annotations
 

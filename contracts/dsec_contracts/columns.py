@@ -17,6 +17,8 @@ from pydantic import model_validator
 from dsec_contracts.envelope import Part
 
 ROWS_PER_MESSAGE_MAX = 65_536
+COLUMN_BYTES_MAX = 2**31 - 1
+"""What an int32 offset can reach."""
 
 
 class VarColumn(Part):
@@ -28,8 +30,14 @@ class VarColumn(Part):
 
     @classmethod
     def pack(cls, rows: Sequence[bytes]) -> VarColumn:
-        """Pack `rows` into one column."""
+        """Pack `rows` into one column.
+
+        Raises:
+            ValueError: they have more than `COLUMN_BYTES_MAX` bytes together.
+        """
         ends = list(accumulate(map(len, rows), initial=0))
+        if ends[-1] > COLUMN_BYTES_MAX:
+            raise ValueError(f"a column of {ends[-1]} bytes; the limit is {COLUMN_BYTES_MAX}")
         return VarColumn.model_construct(
             offsets=struct.pack(f"<{len(ends)}i", *ends), data=b"".join(rows)
         )
@@ -81,3 +89,15 @@ def check_columns(
     for name, column in var.items():
         if len(column) != rows:
             raise ValueError(f"{name} has {len(column)} rows, not {rows}")
+
+
+def check_flags(**columns: bytes) -> None:
+    """Check that uint8 columns of flags hold 0 and 1 only.
+
+    Raises:
+        ValueError: names the first column that does not.
+    """
+    for name, data in columns.items():
+        # Stripping stops at the first other byte from either end, so something is left.
+        if data.strip(b"\0\1"):
+            raise ValueError(f"{name} has a byte that is neither 0 nor 1")

@@ -11,11 +11,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 SPEC_VERSION = "1.0"
+HEADER_CHARS_MAX = 1024
+PROSE_CHARS_MAX = 8192
 
 
 class EnvelopeError(ValueError):
@@ -39,7 +41,13 @@ class Envelope:
     traceparent: str | None = None
 
     def headers(self) -> dict[str, str]:
-        """The NATS headers, `Nats-Msg-Id` included."""
+        """The NATS headers, `Nats-Msg-Id` included.
+
+        Raises:
+            EnvelopeError: an attribute cannot be a header's value, or `time` has no time zone.
+        """
+        if self.time.tzinfo is None:
+            raise EnvelopeError(f"header ce-time: {self.time} has no time zone")
         result = {
             "ce-specversion": SPEC_VERSION,
             "ce-id": self.id,
@@ -56,8 +64,7 @@ class Envelope:
             if value is not None:
                 result[name] = value
         for name, value in result.items():
-            if not value.isascii() or not value.isprintable():
-                raise EnvelopeError(f"header {name}: {value!r} is not printable ASCII")
+            _check_header(name, value)
         return result
 
     @classmethod
@@ -67,26 +74,72 @@ class Envelope:
         Raises:
             EnvelopeError: a required header is missing or malformed.
         """
-        headers = headers or {}
-        for name in ("ce-id", "ce-type", "ce-source"):
-            if not headers.get(name):
+        # Some clients write header names in a case of their own (`Ce-Id`).
+        given = {name.lower(): value for name, value in (headers or {}).items()}
+        for name in ("ce-id", "ce-type", "ce-source", "ce-time"):
+            if not given.get(name):
                 raise EnvelopeError(f"header {name} is missing")
-        raw_time = headers.get("ce-time", "")
-        try:
-            time = datetime.fromisoformat(raw_time)
-        except ValueError:
-            raise EnvelopeError(f"header ce-time: {raw_time!r} is no RFC 3339 time") from None
-        if time.tzinfo is None:
-            raise EnvelopeError(f"header ce-time: {raw_time!r} has no time zone")
+        version = given.get("ce-specversion", SPEC_VERSION)
+        if version != SPEC_VERSION:
+            raise EnvelopeError(f"header ce-specversion: {version[:100]!r} is not {SPEC_VERSION}")
+        for name in _ATTRIBUTES:
+            if name in given:
+                _check_header(name, given[name])
         return cls(
-            id=headers["ce-id"],
-            type=headers["ce-type"],
-            source=headers["ce-source"],
-            time=time,
-            subject=headers.get("ce-subject"),
-            causationid=headers.get("ce-causationid"),
-            traceparent=headers.get("traceparent"),
+            id=given["ce-id"],
+            type=given["ce-type"],
+            source=given["ce-source"],
+            time=_parse_time(given["ce-time"]),
+            subject=given.get("ce-subject"),
+            causationid=given.get("ce-causationid"),
+            traceparent=given.get("traceparent"),
         )
+
+
+_ATTRIBUTES = (
+    "ce-id",
+    "ce-type",
+    "ce-source",
+    "ce-time",
+    "ce-subject",
+    "ce-causationid",
+    "traceparent",
+)
+
+
+def _check_header(name: str, value: str) -> None:
+    # Not printable: a line break would begin another header. At the edges: spaces get lost.
+    if not value.isascii() or not value.isprintable() or value != value.strip() or not value:
+        raise EnvelopeError(f"header {name}: {value[:100]!r} is not trimmed, printable ASCII")
+    if len(value) > HEADER_CHARS_MAX:
+        raise EnvelopeError(f"header {name} has {len(value)} characters, over {HEADER_CHARS_MAX}")
+
+
+def _parse_time(text: str) -> datetime:
+    try:
+        time = datetime.fromisoformat(text)
+        if time.tzinfo is None:
+            raise EnvelopeError(f"header ce-time: {text!r} has no time zone")
+        return time.astimezone(UTC)
+    except OverflowError:
+        raise EnvelopeError(f"header ce-time: {text!r} is outside the years 1 to 9999") from None
+    except EnvelopeError:
+        raise
+    except ValueError:
+        raise EnvelopeError(f"header ce-time: {text!r} is no RFC 3339 time") from None
+
+
+def _prose(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    text = str.__str__(value).encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+    return text if len(text) <= PROSE_CHARS_MAX else text[: PROSE_CHARS_MAX - 1] + "…"
+
+
+Prose = Annotated[str, BeforeValidator(_prose)]
+"""A sentence for people, often the message of somebody's exception: whatever is in it must not keep
+an event from being written. Lone surrogates, which UTF-8 lacks, and NUL, which PostgreSQL lacks,
+are escaped; what is longer than `PROSE_CHARS_MAX` is cut."""
 
 
 class Part(BaseModel):
@@ -95,6 +148,7 @@ class Part(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="allow",
+        use_attribute_docstrings=True,
         ser_json_bytes="base64",
         val_json_bytes="base64",
         ser_json_inf_nan="constants",

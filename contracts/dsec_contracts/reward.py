@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from dsec_contracts.columns import VarColumn, check_columns
-from dsec_contracts.envelope import Event, Part
+from dsec_contracts.envelope import Event, Part, Prose
 from dsec_contracts.keys import SessionId
 
 REWARD_FIELDS = (
@@ -84,7 +84,7 @@ class RewardNoticeFact(Part):
 class RewardNoticeCircumstance(Part):
     """For people."""
 
-    message: str = ""
+    message: Prose = ""
     lane: str = ""
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field, StringConstraints
 
-from dsec_contracts.envelope import Event, Part
+from dsec_contracts.envelope import Event, Part, Prose
 from dsec_contracts.keys import SessionId
 
 SEED_MAX = 2**63 - 1
@@ -100,7 +100,7 @@ class RejectFact(Part):
 class RejectCircumstance(Part):
     """The sentence for people."""
 
-    message: str = ""
+    message: Prose = ""
 
 
 class SessionRejected(Event):
@@ -209,7 +209,7 @@ class EndedCircumstance(Part):
 
     attempt: int = 0
     worker: str = ""
-    message: str = ""
+    message: Prose = ""
     """For people: the error and where in the user's code it was raised."""
     at: datetime | None = None
 

@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from dsec_contracts.columns import VarColumn, check_columns
+from dsec_contracts.columns import VarColumn, check_columns, check_flags
 from dsec_contracts.envelope import Event, Part
 
 STEP_FIELDS = (
@@ -110,4 +110,5 @@ class SessionStepped(Event):
                 )
             },
         )
+        check_flags(terminated=row.terminated, truncated=row.truncated)
         return self

@@ -6,6 +6,7 @@ event id where the event is about one of those.
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 STREAM = "DSEC"
@@ -43,6 +44,13 @@ def token(value: object) -> str:
     if not _TOKEN.fullmatch(text):
         raise ValueError(f"{text!r} cannot be a subject token (letters, digits, - and _ only)")
     return text
+
+
+def any_token(text: str) -> str:
+    """`text` where it is a token, else its SHA-256: ids that others chose may hold anything."""
+    if _TOKEN.fullmatch(text):
+        return text
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def subject(event_name: str, key: object) -> str:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from pydantic import Field
 
-from dsec_contracts.envelope import Event, Part
+from dsec_contracts.envelope import Event, Part, Prose
 from dsec_contracts.session import Name
 
 DeathReason = Literal["exit", "signal", "oom", "step_deadline", "heartbeat_lost", "drained"]
@@ -31,7 +31,7 @@ class FencedFact(Part):
 class FencedCircumstance(Part):
     """Details for people."""
 
-    detail: str = ""
+    detail: Prose = ""
     sessions: int = 0
 
 
@@ -54,7 +54,7 @@ class HeartbeatFact(Part):
     """Takes one suspected session at a time."""
     death: DeathReason | None = None
     culprit: Culprit | None = None
-    detail: str = ""
+    detail: Prose = ""
 
 
 class HeartbeatCircumstance(Part):
