@@ -62,3 +62,22 @@ def test_other_errors_pass(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="mine"), slot.last_words():
         raise ValueError("mine")
     assert not slot.is_out_of_memory
+
+
+def test_a_reader_never_sees_half_of_what_was_written(tmp_path: Path) -> None:
+    """A step that seems to have begun at time 0 would be killed for its deadline."""
+    slot = RunningSlot(tmp_path / "slot", 4, create=True)
+    slot.assign(0, SESSION, 1.0)
+    child = os.fork()
+    if child == 0:
+        for n in range(400_000):
+            slot.enter(0, n, 1_000_000 + n)
+            slot.clear()
+        os._exit(0)
+    seen = []
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        running = slot.read()
+        if running is not None:
+            seen.append(running)
+    assert seen
+    assert all(running.since_ns >= 1_000_000 for running in seen)

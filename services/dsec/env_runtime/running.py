@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
-_SLOT = struct.Struct("<iqq")  # index (-1: none), step, since (monotonic ns)
+_INDEX, _STEP, _SINCE = 0, 1, 2
+"""The slot is three words, each stored at once: packing them together writes zeroes first, and a
+reader in another process would see a step that began at time 0."""
 _ROW = struct.Struct("<16sd")  # session id, step deadline in seconds
 _OOM_AT = 32
 _TABLE_AT = 64
@@ -45,6 +47,7 @@ class RunningSlot:
             if create:
                 os.ftruncate(descriptor, size)
             self._map = mmap.mmap(descriptor, size)
+            self._slot = memoryview(self._map)[:24].cast("q")
         finally:
             os.close(descriptor)
         if create:
@@ -56,11 +59,14 @@ class RunningSlot:
 
     def enter(self, index: int, step: int, now_ns: int) -> None:
         """User code of a session runs from now on."""
-        _SLOT.pack_into(self._map, 0, index, step, now_ns)
+        slot = self._slot
+        slot[_SINCE] = now_ns
+        slot[_STEP] = step
+        slot[_INDEX] = index
 
     def clear(self) -> None:
         """No user code runs."""
-        _SLOT.pack_into(self._map, 0, NOBODY, 0, 0)
+        self._slot[_INDEX] = NOBODY
 
     @contextlib.contextmanager
     def last_words(self) -> Iterator[None]:
@@ -82,7 +88,7 @@ class RunningSlot:
 
     def read(self) -> Running | None:
         """What runs, or ran when the worker died."""
-        index, step, since_ns = _SLOT.unpack_from(self._map, 0)
+        index, step, since_ns = self._slot
         if index == NOBODY:
             return None
         raw, deadline_s = _ROW.unpack_from(self._map, _TABLE_AT + index * _ROW.size)
@@ -90,6 +96,7 @@ class RunningSlot:
 
     def close(self, *, remove: bool = False) -> None:
         """Unmap, and remove the file."""
+        self._slot.release()
         self._map.close()
         if remove:
             self.path.unlink(missing_ok=True)
