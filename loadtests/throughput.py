@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 
 import psutil
-from dsec.client import Client
+from dsec.client.client import Client
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 

@@ -16,10 +16,10 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from dsec.client import Client
+from dsec.client.client import Client
 from dsec.platform.stack import stack_status
 
-DSEC = (sys.executable, "-m", "dsec.cli.main")
+DSEC = (sys.executable, "-m", "dsec.cli")
 
 
 @dataclass

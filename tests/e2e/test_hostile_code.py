@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dsec.client import Client
+from dsec.client.client import Client
 
 pytestmark = pytest.mark.stack
 

@@ -14,7 +14,7 @@ import nats
 import pytest
 import uuid_utils
 
-from dsec.client import Client
+from dsec.client.client import Client
 from dsec_contracts import BY_TYPE
 
 pytestmark = pytest.mark.stack

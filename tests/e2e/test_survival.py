@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from dsec.client import Client
+from dsec.client.client import Client
 
 pytestmark = pytest.mark.stack
 

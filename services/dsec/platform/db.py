@@ -59,7 +59,12 @@ def async_engine(
             transaction, prepared statements turn up missing or double: name and keep none.
     """
     connect_args: dict[str, Any] = {"timeout": CONNECT_TIMEOUT_S}
-    options: dict[str, Any] = {"pool_size": connections_max, "max_overflow": 0}
+    # A connection that died with a restart of the server is found out before it is used.
+    options: dict[str, Any] = {
+        "pool_size": connections_max,
+        "max_overflow": 0,
+        "pool_pre_ping": True,
+    }
     if transaction_pooler:
         connect_args |= {
             "statement_cache_size": 0,
@@ -110,7 +115,7 @@ def check_schema(database_url: str) -> None:
         command.check(config)
 
 
-class _migration:  # noqa: N801 - reads as the context manager that it is
+class _migration:
     """A connection that holds the migration lock, and Alembic's configuration for it."""
 
     def __init__(self, database_url: str) -> None:

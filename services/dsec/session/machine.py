@@ -16,10 +16,11 @@ will be none); `awaiting` says so. User code that raises ends its session and no
 
 from __future__ import annotations
 
+import copy
 import traceback
 from collections.abc import Callable
 from struct import Struct
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from dsec.session import chance as chances
 from dsec.session.adapters.gymnasium import EnvError, GymnasiumAdapter
@@ -40,6 +41,10 @@ from dsec.session.io import (
 from dsec.session.program import Program
 from dsec.session.seeds import derive
 from dsec_contracts.canonical import CanonicalError, encode, head
+
+OWN_CODES = frozenset(("agent_raised", "agent_invalid", "env_raised", "env_invalid", "too_large"))
+"""The codes of failures that the machine itself finds, and finds again when it is re-executed.
+Beside these only a fatal notice about a reward fails a session from within."""
 
 MESSAGE_CHARS_MAX = 8_000
 ROW_BYTES_MAX = 400_000
@@ -102,10 +107,11 @@ class SessionMachine:
         "_info",
         "_inputs",
         "_interposition",
-        "_last_flags",
         "_observation",
+        "_on_episode_start",
         "_on_missing",
         "_on_reward",
+        "_pending_stop",
         "_prior",
         "_program",
         "_step",
@@ -126,6 +132,7 @@ class SessionMachine:
         self._chance = Chance(derive(config.seed, "chance", config.agent_stream))
         self._env: GymnasiumAdapter
         self._agent: Any = None
+        self._on_episode_start: Callable[..., Any] | None = None
         self._on_reward: Callable[..., Any] | None = None
         self._on_missing: Callable[..., Any] | None = None
         self._step = 0
@@ -136,7 +143,7 @@ class SessionMachine:
         self._prior = b""
         self._info: dict[str, Any] = {}
         self._final: Any = None
-        self._last_flags = (False, False)
+        self._pending_stop: _Stop | None = None
         self._inputs: list[bytes] = []
         self._array_key: Any = None
         self._array_head = b""
@@ -155,6 +162,11 @@ class SessionMachine:
     def steps(self) -> int:
         """Environment steps taken."""
         return self._step
+
+    @property
+    def episodes(self) -> int:
+        """Episodes that are over."""
+        return self._done_episodes
 
     @property
     def deterministic(self) -> bool:
@@ -229,21 +241,28 @@ class SessionMachine:
     # -- inside --------------------------------------------------------------------------------
 
     def _start(self) -> Started:
-        config, program = self.config, self._program
-        self._env = self._user("env_raised", program.make_env)
+        try:
+            self._env = self._user("env_raised", self._program.make_env)
+        except EnvError as error:
+            raise _Stop(error.code, str(error)) from error
         observation, info = self._reset(0)
-        self._agent = self._user("agent_raised", program.agent_class, self._session_config())
-        self._on_reward = getattr(self._agent, "on_reward", None)
-        self._on_missing = getattr(self._agent, "on_reward_missing", None)
-        if config.policy_version and hasattr(self._agent, "on_policy"):
-            self._user(
-                "agent_raised", self._agent.on_policy, config.policy_version, config.policy_state
-            )
+        self._user("agent_raised", self._make_agent)
         encoded = self._encode_observation(observation)
-        reset = self._reset_fact(encoded, info)
+        reset = self._reset_fact(encoded, info, ROW_BYTES_MAX)
         self.chain = chain_start(reset)
         self._observation, self._prior = observation, encoded
         return Started(reset, self.chain, encoded)
+
+    def _make_agent(self) -> None:
+        """Make the agent and look up its hooks. All of it is user code, attributes included."""
+        config = self.config
+        self._agent = agent = self._program.agent_class(self._session_config())
+        self._on_episode_start = getattr(agent, "on_episode_start", None)
+        self._on_reward = getattr(agent, "on_reward", None)
+        self._on_missing = getattr(agent, "on_reward_missing", None)
+        on_policy = getattr(agent, "on_policy", None) if config.policy_version else None
+        if on_policy is not None:
+            on_policy(config.policy_version, config.policy_state)
 
     def _session_config(self) -> dict[str, Any]:
         config, env = self.config, self._env
@@ -266,14 +285,20 @@ class SessionMachine:
         except EnvError as error:
             raise _Stop(error.code, str(error)) from error
 
-    def _reset_fact(self, observation: bytes, info: dict[str, Any]) -> bytes:
+    def _reset_fact(self, observation: bytes, info: dict[str, Any], room_bytes: int) -> bytes:
+        info_bytes = self._encode_info(info)
+        if len(info_bytes) > room_bytes:
+            raise _Stop(
+                "too_large",
+                f"the info of a reset has {len(info_bytes)} bytes; there is room for {room_bytes}",
+            )
         return b"".join(
             (
                 b"\x83\x50",
                 self._state_hash(),
                 _HASH16,
                 digest16(observation),
-                self._encode_info(info),
+                info_bytes,
             )
         )
 
@@ -288,15 +313,14 @@ class SessionMachine:
 
     def _decide(self) -> Any:
         """The agent's dict for the current observation."""
-        agent = self._agent
         if not self._episode_begun:
             self._episode_begun = True
-            if hasattr(agent, "on_episode_start"):
-                self._user("agent_raised", agent.on_episode_start, self._episode)
+            if self._on_episode_start is not None:
+                self._user("agent_raised", self._on_episode_start, self._episode)
         if self.recorded_actions is not None:
             return self.recorded_actions(self._step)
         try:
-            decision = agent.step(self._observation)
+            decision = self._agent.step(self._observation)
             if self._program.is_async:
                 decision = _drive(decision)
         except (MemoryError, _Stop):
@@ -307,6 +331,8 @@ class SessionMachine:
 
     def _checked(self, decision: Any) -> tuple[Any, bytes]:
         """What the environment is given, and the canonical extras."""
+        if type(decision) is not dict and isinstance(decision, dict):
+            decision = dict(decision)
         if type(decision) is not dict or "action" not in decision:
             raise _Stop(
                 "agent_invalid",
@@ -317,33 +343,39 @@ class SessionMachine:
             return action, b""
         for name in decision.keys() - _KNOWN_KEYS:
             hint = "is not implemented yet" if name == "state_anchor" else "is not known"
-            raise _Stop("agent_invalid", f"step() returned the key {name!r}, which {hint}")
+            raise _Stop("agent_invalid", f"step() returned the key {_short(name)}, which {hint}")
         if decision.get("tool_calls"):
             raise _Stop("agent_invalid", "step() returned tool_calls; tools are not available yet")
         if (params := decision.get("action_params")) is not None:
             action = {"action": action, "action_params": params}
         extras = {k: decision[k] for k in ("extras", "provenance") if decision.get(k) is not None}
-        try:
-            return action, encode(extras) if extras else b""
-        except CanonicalError as error:
-            raise _Stop("agent_invalid", f"extras cannot be recorded: {error}") from error
+        return action, _encoded("agent_invalid", "the extras", extras) if extras else b""
 
     def _act(self, decision: Any) -> Stepped:
-        action, extras = self._checked(decision)
         try:
-            small = type(action) is int and 0 <= action < 24
-            action_bytes = bytes((action,)) if small else encode(action)
-        except CanonicalError as error:
-            raise _Stop("agent_invalid", f"the action cannot be recorded: {error}") from error
+            action, extras = self._checked(decision)
+        except (MemoryError, _Stop):
+            raise
+        except BaseException as error:  # a subclass of dict, a value that has no truth
+            raise _Stop("agent_invalid", _told(error)) from error
+        if type(action) is int and 0 <= action < 24:
+            action_bytes = bytes((action,))
+        else:
+            action_bytes = _encoded("agent_invalid", "the action", action)
         try:
             result = self._env.step(action)
+        except MemoryError:
+            raise
+        except BaseException as error:
+            raise _Stop("env_raised", _told(error)) from error
+        try:
             observation, env_reward, terminated, truncated, info = result
             env_reward = float(env_reward)
             terminated, truncated = bool(terminated), bool(truncated)
         except MemoryError:
             raise
         except BaseException as error:
-            raise _Stop("env_raised", _told(error)) from error
+            raise _Stop("env_invalid", _no_five(result, error)) from error
         return self._record(
             action_bytes, observation, env_reward, terminated, truncated, info, extras
         )
@@ -362,7 +394,8 @@ class SessionMachine:
         step, episode, prior = self._step, self._episode, self._prior
         encoded = self._encode_observation(observation)
         state = self._state_hash()
-        info_bytes = self._encode_info(info) if info else _EMPTY_MAP
+        empty = type(info) is dict and not info
+        info_bytes = _EMPTY_MAP if empty else self._encode_info(info)
         if len(info_bytes) + len(action) + len(extras) > ROW_BYTES_MAX:
             raise _Stop(
                 "too_large",
@@ -370,14 +403,16 @@ class SessionMachine:
                 f"{len(extras)} bytes; together they may have {ROW_BYTES_MAX}",
             )
         self._step = step + 1
-        self._info, self._last_flags = info, (terminated, truncated)
+        self._info = info
         self._observation, self._prior = observation, encoded
         reset, reset_observation = _NULL, b""
         if terminated or truncated:
-            self._final = observation
             self._done_episodes += 1
-            if not self._done:
-                reset, reset_observation = self._next_episode()
+            if self._done:
+                self._final = observation
+            else:
+                room = ROW_BYTES_MAX - len(info_bytes) - len(action) - len(extras)
+                reset, reset_observation = self._next_episode(room)
         inputs = self._take_inputs()
         fact = b"".join(
             (
@@ -417,13 +452,27 @@ class SessionMachine:
         )
         return self.last
 
-    def _next_episode(self) -> tuple[bytes, bytes]:
-        self._episode += 1
-        self._episode_begun = False
-        observation, info = self._reset(self._episode)
-        encoded = self._encode_observation(observation)
+    def _next_episode(self, room_bytes: int) -> tuple[bytes, bytes]:
+        """Begin the next episode: the fact of its reset and the observation.
+
+        A reset that fails ends the session, but the step before it happened: it is recorded, gets
+        its reward, and the end comes after that.
+        """
+        try:
+            # The reset may overwrite what the environment returned with the last step.
+            self._final, self._info = self._user(
+                "env_raised", copy.deepcopy, (self._observation, self._info)
+            )
+            self._episode += 1
+            self._episode_begun = False
+            observation, info = self._reset(self._episode)
+            encoded = self._encode_observation(observation)
+            fact = self._reset_fact(encoded, info, room_bytes)
+        except _Stop as stop:
+            self._pending_stop = stop
+            return _NULL, b""
         self._observation, self._prior = observation, encoded
-        return self._reset_fact(encoded, info), encoded
+        return fact, encoded
 
     def _take_inputs(self) -> bytes:
         inputs = self._inputs
@@ -435,18 +484,18 @@ class SessionMachine:
     def _tell_reward(self, given: Input) -> None:
         if self._on_reward is None:
             return
-        terminated, truncated = self._last_flags
+        last = cast(Stepped, self.last)
         told: dict[str, Any] = {
             "step": given.ordinal,
-            "episode": self._episode if self._final is None or self._done else self._episode - 1,
-            "terminated": terminated,
-            "truncated": truncated,
+            "episode": last.episode,
+            "terminated": last.terminated,
+            "truncated": last.truncated,
             "components": reward_components(given.ordinal, given.fact),
             "final_observation": self._final,
         }
         info = {**self._info, "dsec": told} if self._info else {"dsec": told}
         try:
-            self._on_reward(given.value, terminated or truncated, info)
+            self._on_reward(given.value, last.terminated or last.truncated, info)
         except MemoryError:
             raise
         except BaseException as error:
@@ -466,7 +515,9 @@ class SessionMachine:
         )
 
     def _end_if_done(self) -> Ended | None:
-        if self._step < self.config.max_steps and not self._done:
+        if (stop := self._pending_stop) is not None:
+            return self._end("failed", stop.code, str(stop))
+        if not self._done:
             return None
         most = self.config.episodes_max
         by_episodes = most is not None and self._done_episodes >= most
@@ -488,25 +539,20 @@ class SessionMachine:
         if type(observation).__name__ == "ndarray":
             key = (observation.dtype, observation.shape)
             if key == self._array_key:
-                return self._array_head + observation.tobytes()
+                data: bytes = observation.tobytes()
+                return self._array_head + data
             if observation.dtype.byteorder in "<=|" and observation.dtype.kind in "biuf":
                 body = observation.tobytes()
                 encoded = encode(observation)
                 self._array_key = key
                 self._array_head = encoded[: len(encoded) - len(body)]
                 return encoded
-        try:
-            return encode(observation)
-        except CanonicalError as error:
-            raise _Stop("env_invalid", f"the observation cannot be recorded: {error}") from error
+        return _encoded("env_invalid", "the observation", observation)
 
     def _encode_info(self, info: Any) -> bytes:
         if not isinstance(info, dict):
             raise _Stop("env_invalid", f"info must be a dict, not {_short(info)}")
-        try:
-            return encode(info) if info else _EMPTY_MAP
-        except CanonicalError as error:
-            raise _Stop("env_invalid", f"the info cannot be recorded: {error}") from error
+        return _encoded("env_invalid", "the info", info) if info else _EMPTY_MAP
 
     def _state_hash(self) -> bytes:
         try:
@@ -517,6 +563,26 @@ class SessionMachine:
             raise _Stop("env_invalid", str(error)) from error
         except BaseException as error:
             raise _Stop("env_raised", _told(error)) from error
+
+
+def _encoded(code: str, what: str, value: Any) -> bytes:
+    """The canonical bytes of a value that user code gave."""
+    try:
+        return encode(value)
+    except MemoryError:
+        raise
+    except CanonicalError as error:
+        raise _Stop(code, f"{what} cannot be recorded: {error}") from error
+    except BaseException as error:  # a mapping of the user's own class is user code
+        raise _Stop(code, _told(error)) from error
+
+
+def _no_five(result: Any, error: BaseException) -> str:
+    told = "".join(traceback.format_exception_only(error)).strip()
+    return (
+        "step must return (observation, reward, terminated, truncated, info), with a number and "
+        f"two truth values; it returned {_short(result)}: {told}"
+    )
 
 
 def _drive(coroutine: Any) -> Any:
@@ -536,5 +602,8 @@ def _told(error: BaseException) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value) if isinstance(value, (str, int, float, type(None))) else type(value).__name__
-    return text[:80]
+    if type(value) in (str, int, float, type(None)):
+        return repr(value)[:80]
+    if type(value) is tuple:
+        return f"a tuple of {len(value)}"
+    return type(value).__name__[:80]

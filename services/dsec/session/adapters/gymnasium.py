@@ -53,7 +53,8 @@ class GymnasiumAdapter:
             self.action_space.seed(small)
         result = self._env.reset(seed=small)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-            raise EnvError("env_invalid", f"reset must return (observation, info), not {result!r}")
+            told = repr(result)[:200]
+            raise EnvError("env_invalid", f"reset must return (observation, info), not {told}")
         if self._probe is None:
             self._probe = StateProbe(self._env)
         self._probe.begin()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import marshal
 import random
+import re
 from collections.abc import Callable
 from operator import itemgetter
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -24,6 +25,8 @@ from dsec_contracts.canonical import CanonicalError, encode
 
 STATE_DEPTH_MAX = 32
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_Seen = dict[int, tuple[int, Any]]
+"""Objects met, by id, numbered; each is kept, or another could come to lie where it was."""
 LARGE_LEAVES_MIN = 256
 """A container with more leaves than this is large: tables of transitions, mostly."""
 LARGE_EVERY_STEPS = 64
@@ -38,7 +41,9 @@ _IGNORED = frozenset(
         *("_ezpickle_args", "_ezpickle_kwargs"),
     )
 )
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, mostly
 _ARRAY_KINDS = "biufcSU"
+_SHIPPED = re.compile(r"^dsec_code_[0-9a-f]{16}\.")
 
 
 class StateError(ValueError):
@@ -80,36 +85,42 @@ class _Layer:
     """One object of the wrapper chain: how its attributes are read."""
 
     __slots__ = (
+        "_arrays",
         "_attributes",
         "_count",
         "_generators",
         "_get",
         "_large",
         "_reads",
+        "_slots",
         "_slow",
         "_target",
     )
 
     def __init__(self, target: Any) -> None:
         self._target = target
-        self._large: dict[str, tuple[Any, bytes]] = {}
+        self._large: dict[str, tuple[Any, bytes, bool]] = {}
         self._reads = 0
-        self._attributes: dict[str, Any] = target.__dict__
+        self._attributes: dict[str, Any] = getattr(target, "__dict__", {})
+        self._slots = _slot_names(type(target))
         self._plan()
 
     def _plan(self) -> None:
-        plain, slow, generators = [], [], []
+        plain, slow, generators, arrays = [], [], [], []
         for name, value in sorted(self._attributes.items()):
             if name in _IGNORED or _is_space(value):
                 continue
             if _is_plain(value, 0):
                 plain.append(name)
+                if type(value) is np.ndarray:
+                    arrays.append((name, value.dtype))
             elif isinstance(value, np.random.Generator):
                 generators.append((name, value, generator_state(value)))
             else:
                 slow.append(name)
         self._count = len(self._attributes)
         self._get = itemgetter(*plain) if plain else lambda _: ()
+        self._arrays = arrays
         self._slow = slow
         self._generators = generators
 
@@ -119,26 +130,35 @@ class _Layer:
 
     def read(self) -> bytes:
         """The state of this layer."""
-        attributes = self._attributes
-        if len(attributes) != self._count:
+        if len(self._attributes) != self._count:
             self._plan()
+        try:
+            return self._read()
+        except (ValueError, KeyError):  # an attribute went, or has a value of another sort
+            self._plan()
+            return self._read()
+
+    def _read(self) -> bytes:
+        attributes = self._attributes
         for name, bound, _ in self._generators:
             if attributes[name] is not bound:
-                self._plan()
-                break
-        try:
-            result = marshal.dumps(self._get(attributes), 2)
-        except (ValueError, KeyError):
-            self._plan()
-            result = marshal.dumps(self._get(attributes), 2)
+                raise KeyError(name)
+        for name, dtype in self._arrays:
+            # An array of objects would be read as addresses.
+            if getattr(attributes[name], "dtype", dtype) is not dtype:
+                raise KeyError(name)
+        result = marshal.dumps(self._get(attributes), 2)
         for _, _, state in self._generators:
             result += state()
         for name in self._slow:
             value = attributes[name]
             if _is_plain(value, 0) or isinstance(value, np.random.Generator):
-                self._plan()
-                return self.read()
+                raise KeyError(name)
             result += self._walk_slow(name, value)
+        for name, slot in self._slots:
+            if name not in _IGNORED and hasattr(self._target, slot):
+                value = getattr(self._target, slot)
+                result += encode(name) + _walk(value, f"{type(self._target).__name__}.{name}")
         self._reads += 1
         return result
 
@@ -147,14 +167,17 @@ class _Layer:
         if not isinstance(value, (dict, list, tuple)):
             return _walk(value, path)
         known = self._large.get(name)
-        if known is not None and known[0] is value and self._reads % LARGE_EVERY_STEPS:
+        same = known is not None and known[0] is value
+        if known is not None and same and self._reads % LARGE_EVERY_STEPS:
             return known[1]
+        # Of a large container that is only asked once: it costs more than the reading.
+        has_objects = known[2] if known is not None and same else _has_objects(value, 0)
         try:
-            read = marshal.dumps(value, 2)
+            read = _walk(value, path) if has_objects else marshal.dumps(value, 2)
         except ValueError:
             read = _walk(value, path)
         if _leaves(value, LARGE_LEAVES_MIN + 1) > LARGE_LEAVES_MIN:
-            self._large[name] = (value, digest16(read))
+            self._large[name] = (value, digest16(read), has_objects)
             return digest16(read)
         self._large.pop(name, None)
         return read
@@ -168,8 +191,7 @@ class StateProbe:
     def __init__(self, env: Any) -> None:
         self._layers: list[_Layer] = []
         while True:
-            if hasattr(env, "__dict__"):
-                self._layers.append(_Layer(env))
+            self._layers.append(_Layer(env))
             inner = env.__dict__.get("env") if hasattr(env, "__dict__") else None
             if inner is None or inner is env:
                 break
@@ -202,6 +224,31 @@ def _is_plain(value: Any, depth: int) -> bool:
     return False
 
 
+def _has_objects(value: Any, depth: int) -> bool:
+    """Whether a container holds an array of objects, which `marshal` would read as addresses."""
+    if isinstance(value, np.ndarray):
+        return bool(value.dtype.hasobject)
+    if not isinstance(value, (dict, list, tuple, set, frozenset)):
+        return False
+    if depth >= STATE_DEPTH_MAX:
+        return True  # or a container in itself: the walk knows what to do
+    items = value.values() if isinstance(value, dict) else value
+    return any(_has_objects(item, depth + 1) for item in items)
+
+
+def _slot_names(kind: type) -> list[tuple[str, str]]:
+    """The slots of a class, each with the name under which `getattr` finds it."""
+    result = []
+    for base in kind.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            if slot in ("__dict__", "__weakref__"):
+                continue
+            private = slot.startswith("__") and not slot.endswith("__")
+            result.append((slot, f"_{base.__name__.lstrip('_')}{slot}" if private else slot))
+    return result
+
+
 def _leaves(value: Any, most: int) -> int:
     """How many leaves a container has; counting stops at `most`."""
     if not isinstance(value, (dict, list, tuple)):
@@ -225,15 +272,15 @@ def _walk(value: Any, path: str) -> bytes:
         raise StateError(f"{path}: {error}") from error
 
 
-def _readable(value: Any, path: str, seen: dict[int, int], depth: int) -> Any:
+def _readable(value: Any, path: str, seen: _Seen, depth: int) -> Any:
     """`value` as canonical values, objects by their attributes, cycles by the order of meeting."""
     if isinstance(value, (*_PLAIN, np.ndarray, np.generic)) and not (
         isinstance(value, np.ndarray) and value.dtype.kind == "O"
     ):
         return value
     if id(value) in seen:
-        return ["seen", seen[id(value)]]
-    seen[id(value)] = len(seen)
+        return ["seen", seen[id(value)][0]]
+    seen[id(value)] = (len(seen), value)
     if depth >= STATE_DEPTH_MAX:
         raise StateError(f"{path}: nested deeper than {STATE_DEPTH_MAX}; define state_hash()")
     if isinstance(value, (list, tuple)):
@@ -249,9 +296,10 @@ def _readable(value: Any, path: str, seen: dict[int, int], depth: int) -> Any:
     return _readable_object(value, path, seen, depth)
 
 
-def _readable_object(value: Any, path: str, seen: dict[int, int], depth: int) -> Any:
+def _readable_object(value: Any, path: str, seen: _Seen, depth: int) -> Any:
     kind = type(value)
-    name = f"{kind.__module__}.{kind.__qualname__}"
+    # Shipped modules are named after their spec's hash, and that must not enter a state.
+    name = f"{_SHIPPED.sub('', kind.__module__)}.{kind.__qualname__}"
     if isinstance(value, np.random.Generator):
         return [name, encode(value.bit_generator.state)]
     if isinstance(value, np.random.RandomState):
@@ -267,17 +315,34 @@ def _readable_object(value: Any, path: str, seen: dict[int, int], depth: int) ->
     if kind.__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
         return value
     attributes = dict(getattr(value, "__dict__", {}))
-    for base in kind.__mro__:
-        for slot in getattr(base, "__slots__", ()):
-            if hasattr(value, slot) and slot not in ("__dict__", "__weakref__"):
-                attributes[slot] = getattr(value, slot)
-    if not attributes and kind.__module__ not in ("builtins", "__main__") and _opaque(kind):
+    for _, slot in _slot_names(kind):
+        if hasattr(value, slot):
+            attributes[slot] = getattr(value, slot)
+    parts: list[Any] = [name]
+    if not attributes or _compiled(kind):
+        parts.append(_reduced(value, name, path, seen, depth))
+    if attributes:
+        parts.append(_readable(dict(sorted(attributes.items())), path, seen, depth + 1))
+    return parts
+
+
+def _reduced(value: Any, name: str, path: str, seen: _Seen, depth: int) -> Any:
+    """What a type written in C tells of its state to `copy` and `pickle`; Python cannot see it."""
+    try:
+        told = value.__reduce_ex__(2)
+    except Exception as error:
         raise StateError(
             f"{path}: the state of {name} cannot be read; give the environment a state_hash()"
-        )
-    return [name, _readable(dict(sorted(attributes.items())), path, seen, depth + 1)]
+        ) from error
+    if isinstance(told, str):
+        return ["named", told]
+    made, arguments, state, items, pairs = (*told, None, None, None)[:5]
+    parts = [list(arguments), state, list(items or ()), [list(pair) for pair in pairs or ()]]
+    if state is getattr(value, "__dict__", None):
+        parts[1] = None  # it is read with the attributes
+    return [getattr(made, "__qualname__", ""), _readable(parts, path, seen, depth + 1)]
 
 
-def _opaque(kind: type) -> bool:
-    """Whether a type may keep state that Python cannot see (it is written in C)."""
-    return not (kind.__flags__ & (1 << 9))  # Py_TPFLAGS_HEAPTYPE: made by a class statement
+def _compiled(kind: type) -> bool:
+    """Whether a type has a part that is written in C and may keep state there."""
+    return any(base is not object and not (base.__flags__ & _HEAP_TYPE) for base in kind.__mro__)

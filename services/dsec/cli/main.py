@@ -1,0 +1,77 @@
+"""The `dsec` command: a group whose commands are imported when they are called.
+
+`dsec --help` must answer at once, so this module knows only names, one-line helps and places.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import NamedTuple
+
+import click
+
+HELP_WIDTH = 100
+
+
+class Place(NamedTuple):
+    """Where a command is, and what its help says in one line."""
+
+    module: str
+    attribute: str
+    help: str
+
+
+COMMANDS = {
+    "up": Place("stack", "up", "Start the embedded stack."),
+    "down": Place("stack", "down", "Stop the embedded stack."),
+    "status": Place("stack", "status", "Show what runs, and how it is set."),
+    "demo": Place("demo", "demo", "Run twenty sessions, kill a worker, check every step."),
+    "validate-determinism": Place(
+        "determinism", "validate_determinism", "Run equal sessions and compare every step."
+    ),
+    "init": Place("init", "init", "Write a working agent, environment, reward and session."),
+    "specs": Place("specs", "specs", "Register and look at specs."),
+    "run": Place("run", "run", "Request sessions."),
+    "sessions": Place("sessions", "sessions", "List, show and cancel sessions."),
+    "why": Place("why", "why", "Walk the causes of one event."),
+    "replay": Place("replay", "replay", "Show the recorded state; runs no user code."),
+    "verify": Place("replay", "verify", "Re-execute a session and compare with its log."),
+    "diff": Place("replay", "diff", "Find the first difference of two sessions."),
+    "compare": Place("compare", "compare", "Compare two agents over paired seeds."),
+    "metrics": Place("metrics", "metrics", "Show metrics, computed from the log."),
+    "anchors": Place("reserved", "anchors", "Not implemented yet."),
+    "tools": Place("reserved", "tools", "Not implemented yet."),
+    "doctor": Place("reserved", "doctor", "Not implemented yet."),
+    "export": Place("reserved", "export", "Not implemented yet."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when the command is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in the order in which people meet them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported."""
+        place = COMMANDS.get(cmd_name)
+        if place is None:
+            return None
+        module = importlib.import_module(f"dsec.cli.{place.module}")
+        command: click.Command = getattr(module, place.attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The one-line helps, without importing anything."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, place.help) for name, place in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"max_content_width": HELP_WIDTH})
+@click.version_option(package_name="dsec", message="%(version)s")
+def main() -> None:
+    """DSec: deterministic, event-sourced agent training.
+
+    Every command takes --json, and exits other than 0 when the answer is no.
+    """

@@ -1,0 +1,73 @@
+"""`dsec run FILE`: request sessions, and follow them if asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dsec.cli.answer import answers, err, exit_with, json_option, progress, run_async, say_json
+from dsec.cli.tables import print_summaries
+from dsec.client.client import Client, Group
+from dsec.client.queries import Summary
+from dsec.client.requests import SEED_MODES, SESSIONS_PER_REQUEST_MAX
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--count", type=click.IntRange(1, SESSIONS_PER_REQUEST_MAX), default=1, show_default=True
+)
+@click.option(
+    "--seeds",
+    type=click.Choice(SEED_MODES),
+    default="increment",
+    show_default=True,
+    help="increment: one each; same: all equal; same_env: the environment's held, the agent's not.",
+)
+@click.option("--seed", type=click.IntRange(0), help="In place of the file's.")
+@click.option("--policy", metavar="NAME@VERSION", help="Weights to pin the sessions to.")
+@click.option("--group-id", help="In place of the file's.")
+@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Added to the file's.")
+@click.option("--follow", is_flag=True, help="Wait until all are over; exit 1 if one failed.")
+@click.option("--no-check", is_flag=True, help="Do not try the environment out first.")
+@json_option
+@answers
+def run(
+    file: Path, labels: tuple[str, ...], follow: bool, no_check: bool, as_json: bool, **how: Any
+) -> None:
+    """Request the sessions of a session.yaml."""
+    how["labels"] = dict(_label(text) for text in labels)
+    how["check"] = not no_check
+    group, sessions = run_async(_run(file, follow, how))
+    ok = all(session.status == "completed" for session in sessions)
+    if as_json:
+        told = {"ok": ok, "group_id": group.group_id, "session_ids": list(group.session_ids)}
+        say_json({**told, "sessions": [s.as_json() for s in sessions]} if follow else told)
+    elif follow:
+        print_summaries(sessions)
+    else:
+        for session_id in group.session_ids:
+            click.echo(session_id)
+        err.print("Requested. They run now; `dsec sessions list` shows how they do.")
+    exit_with(ok)
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise click.BadParameter(f"{text!r} must be KEY=VALUE", param_hint="--label")
+    return key, value
+
+
+async def _run(file: Path, follow: bool, how: dict[str, Any]) -> tuple[Group, list[Summary]]:
+    async with Client(name="cli") as client:
+        group = await client.request(file, **how)
+        if not follow:
+            return group, []
+        with progress() as display:
+            task = display.add_task("sessions over", total=len(group.session_ids))
+            return group, await client.wait(
+                group, on_progress=lambda done: display.update(task, completed=done)
+            )

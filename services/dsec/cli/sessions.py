@@ -1,0 +1,162 @@
+"""`dsec sessions`: list, show, events, cancel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from dsec.cli.answer import answers, json_option, number, out, run_async, say_json
+from dsec.cli.find import find_session
+from dsec.cli.tables import plain_table, print_summaries
+from dsec.client.client import Client
+from dsec.client.queries import Summary
+from dsec.platform.log import LogRow
+from dsec_contracts.canonical import decode
+
+STATUSES = ("queued", "running", "completed", "failed", "cancelled", "rejected")
+
+
+@click.group()
+def sessions() -> None:
+    """List, show and cancel sessions."""
+
+
+@sessions.command("list")
+@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True)
+@click.option("--status", type=click.Choice(STATUSES))
+@click.option("--group-id", help="Only this group.")
+@json_option
+@answers
+def list_(limit: int, status: str | None, group_id: str | None, as_json: bool) -> None:
+    """List sessions, the newest first."""
+
+    async def work() -> list[Summary]:
+        async with Client(name="cli") as client:
+            return await client.queries.recent(limit=limit, status=status, group_id=group_id)
+
+    found = run_async(work())
+    if as_json:
+        say_json([session.as_json() for session in found])
+    elif found:
+        print_summaries(found)
+    else:
+        click.echo("No sessions: `dsec demo` runs some, `dsec init DIR` writes one of your own.")
+
+
+@sessions.command()
+@click.argument("session_id")
+@json_option
+@answers
+def show(session_id: str, as_json: bool) -> None:
+    """Show one session: where it stands, where it ran, why it ended."""
+    summary, rows = run_async(_session(session_id))
+    ended = next((row for row in rows if row.kind == "session.ended"), None)
+    message = str((ended.circumstance or {}).get("message", "")) if ended is not None else ""
+    placements = [_placement(row) for row in rows if row.kind == "session.placed"]
+    if as_json:
+        say_json({**summary.as_json(), "message": message, "placements": placements})
+        return
+    print_summaries([summary])
+    out.print()
+    for name, value in summary.as_json().items():
+        if name not in ("session_id", "status", "steps", "reward_total") and value:
+            out.print(f"{name:16} {value}", soft_wrap=True, markup=False)
+    for placement in placements:
+        out.print(
+            f"attempt {placement['attempt']:<8} {placement['worker']} ({placement['reason']})",
+            soft_wrap=True,
+            markup=False,
+        )
+    if message:
+        out.print(f"\n{message.rstrip()}", markup=False, soft_wrap=True)
+
+
+async def _session(named: str) -> tuple[Summary, list[LogRow]]:
+    async with Client(name="cli") as client:
+        session_id = await find_session(client.queries, named)
+        summary = (await client.queries.summaries([session_id]))[0]
+        rows = await (await client.log()).rows(session_id)
+        return summary, rows
+
+
+def _placement(row: LogRow) -> dict[str, Any]:
+    fact = decode(row.fact)
+    return {
+        "attempt": fact["attempt"],
+        "worker": fact["worker"],
+        "lane": fact["lane"],
+        "alone": fact.get("alone", False),
+        "reason": str((row.circumstance or {}).get("reason", "")),
+        "at": row.event_time,
+    }
+
+
+@sessions.command()
+@click.argument("session_id")
+@click.option("--kind", help="Only this kind, such as session.stepped.")
+@click.option("--limit", type=click.IntRange(1), help="Only so many, the last ones.")
+@click.option("--facts", is_flag=True, help="With the decoded facts (JSON only).")
+@json_option
+@answers
+def events(
+    session_id: str, kind: str | None, limit: int | None, facts: bool, as_json: bool
+) -> None:
+    """List the events of one session, in the order of the log."""
+    _, rows = run_async(_session(session_id))
+    rows = [row for row in rows if kind is None or row.kind == kind][-(limit or 0) :]
+    if as_json:
+        say_json([_event(row, facts) for row in rows])
+        return
+    table = plain_table("position", "key", "value", "attempt", "cause", right=("value", "attempt"))
+    for row in rows:
+        table.add_row(
+            ".".join(str(part) for part in row.position),
+            row.key,
+            "" if row.value is None else number(row.value),
+            "" if row.attempt is None else str(row.attempt),
+            row.cause or "",
+        )
+    out.print(table)
+
+
+def _event(row: LogRow, facts: bool) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "position": list(row.position),
+        "key": row.key,
+        "kind": row.kind,
+        "step": row.step,
+        "episode": row.episode,
+        "attempt": row.attempt,
+        "value": row.value,
+        "terminated": row.terminated,
+        "truncated": row.truncated,
+        "chain": row.chain,
+        "cause": row.cause,
+        "event_id": row.event_id,
+        "event_time": row.event_time,
+    }
+    if facts:
+        told["fact"] = decode(row.fact)
+    return told
+
+
+@sessions.command()
+@click.argument("session_ids", nargs=-1, required=True)
+@click.option("--reason", help="For those who look at it later.")
+@json_option
+@answers
+def cancel(session_ids: tuple[str, ...], reason: str | None, as_json: bool) -> None:
+    """Ask that sessions end. They do at their next step."""
+
+    async def work() -> list[str]:
+        async with Client(name="cli") as client:
+            found = [await find_session(client.queries, named) for named in session_ids]
+            await client.cancel(found, reason)
+            return [str(session_id) for session_id in found]
+
+    asked = run_async(work())
+    if as_json:
+        say_json({"ok": True, "session_ids": asked})
+    else:
+        click.echo(f"Asked {len(asked)} sessions to end.")

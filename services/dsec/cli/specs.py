@@ -1,0 +1,109 @@
+"""`dsec specs`: register, list, show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from dsec.cli.answer import Refused, answers, json_option, out, run_async, say_json
+from dsec.cli.tables import plain_table
+from dsec.client.client import Client
+from dsec.client.specs import read_spec
+from dsec.session.documents import unseal
+
+KINDS = ("agent", "env", "reward")
+
+
+@click.group()
+def specs() -> None:
+    """Register and look at specs."""
+
+
+@specs.command()
+@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("source")
+@click.option("--no-check", is_flag=True, help="Do not load or try it out first.")
+@json_option
+@answers
+def register(kind: str, source: str, no_check: bool, as_json: bool) -> None:
+    """Register SOURCE: a YAML file, or for a reward `env` or FILE.py:FUNCTION."""
+    spec = read_spec(kind, source)
+
+    async def work() -> str:
+        async with Client(name="cli") as client:
+            return await client.register_sealed(spec, check=not no_check)
+
+    spec_hash = run_async(work())
+    if as_json:
+        say_json({"ok": True, "spec_hash": spec_hash, "kind": kind, "files": sorted(spec.files)})
+    else:
+        click.echo(spec_hash)
+
+
+@specs.command("list")
+@click.option("--kind", type=click.Choice(KINDS))
+@json_option
+@answers
+def list_(kind: str | None, as_json: bool) -> None:
+    """List registered specs, the newest first."""
+
+    async def work() -> list[dict[str, Any]]:
+        async with Client(name="cli") as client:
+            rows = await client.queries.rows(
+                "select spec_hash, kind, name, registered_at from spec "
+                "where cast(:kind as text) is null or kind = :kind order by registered_at desc",
+                kind=kind,
+            )
+            return [dict(row._mapping) for row in rows]
+
+    found = run_async(work())
+    if as_json:
+        say_json(found)
+        return
+    table = plain_table("hash", "kind", "name", "registered")
+    for spec in found:
+        at = spec["registered_at"].strftime("%Y-%m-%d %H:%M:%S")
+        table.add_row(spec["spec_hash"], spec["kind"], spec["name"] or "", at)
+    out.print(table)
+
+
+@specs.command()
+@click.argument("spec_hash")
+@json_option
+@answers
+def show(spec_hash: str, as_json: bool) -> None:
+    """Show one registered spec: its document and the files that travel with it."""
+
+    async def work() -> tuple[str, str, Any, dict[str, bytes]]:
+        async with Client(name="cli") as client:
+            log = await client.log()
+            known = await log.known_specs()
+            found = [h for h in known if h.startswith(spec_hash.lower())]
+            if len(found) != 1:
+                raise Refused(
+                    f"{len(found)} registered specs begin with {spec_hash}: "
+                    "`dsec specs list` shows them"
+                )
+            content = await log.spec(found[0])
+            assert content is not None
+            data = content.content or client.objects().get(content.blob or "")
+            document, files = unseal(data, content.kind)
+            return found[0], content.kind, document, files
+
+    full, kind, document, files = run_async(work())
+    told = {
+        "spec_hash": full,
+        "kind": kind,
+        "document": document.model_dump(mode="json"),
+        "files": {name: len(data) for name, data in sorted(files.items())},
+    }
+    if as_json:
+        say_json(told)
+        return
+    import yaml
+
+    out.print(f"# {kind} {full}", soft_wrap=True, highlight=False)
+    out.print(yaml.safe_dump(told["document"], sort_keys=False).rstrip(), highlight=False)
+    for name, size in sorted((n, len(d)) for n, d in files.items()):
+        out.print(f"# {name}: {size} bytes", highlight=False)

@@ -1,0 +1,224 @@
+"""`dsec up`, `down` and `status`: the embedded stack."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+from sqlalchemy import make_url
+
+from dsec.cli.answer import Refused, answers, err, exit_with, json_option, out, say_json
+from dsec.platform.stack import (
+    StackOptions,
+    StackStatus,
+    default_state_dir,
+    stack_status,
+    stop_stack,
+)
+
+STOP_WAIT_S = 60.0
+READY = "ready"
+
+state_dir_option = click.option(
+    "--state-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the stack keeps its data.  [default: DSEC_STATE_DIR or ~/.local/share/dsec]",
+)
+
+
+@click.command()
+@click.option("--detach", is_flag=True, help="Return when it is up; `dsec down` stops it.")
+@state_dir_option
+@click.option("--workers", type=click.IntRange(1, 256), help="Worker processes.  [default: 1]")
+@click.option("--nats-url", help="Use this NATS server instead of starting one.")
+@click.option("--database-url", help="Use this PostgreSQL instead of starting one.")
+@click.option("--object-store-url", help="Use this object store (file:///directory).")
+@click.option("--nats-port", type=click.IntRange(1, 65535), help="For the embedded NATS.")
+@click.option("--postgres-port", type=click.IntRange(1, 65535), help="For the embedded PostgreSQL.")
+@click.option(
+    "--sync-interval",
+    default="1s",
+    show_default=True,
+    help="How often NATS syncs its stream to disk; `always` leaves no window at a power failure.",
+)
+@click.option("--ready-fd", type=int, hidden=True)
+@json_option
+@answers
+def up(detach: bool, as_json: bool, ready_fd: int | None, **chosen: Any) -> None:
+    """Start the embedded stack: NATS, PostgreSQL and all services. Ctrl-C stops it."""
+    chosen["state_dir"] = (chosen["state_dir"] or default_state_dir()).expanduser().absolute()
+    if detach:
+        _up_detached(chosen, as_json)
+        return
+    workers = chosen.pop("workers")
+    asyncio.run(_up(StackOptions(**chosen), workers, as_json, ready_fd))
+
+
+async def _up(
+    options: StackOptions, workers: int | None, as_json: bool, ready_fd: int | None
+) -> None:
+    from dsec.cli import services
+    from dsec.platform.stack import Stack
+    from dsec.scheduler.settings import ConfigError, load_config
+
+    try:
+        load_config(services.scheduler_config_path(options.state_dir))
+    except ConfigError as error:
+        raise Refused(str(error)) from error
+    options = replace(options, services=services.service_commands())
+    async with Stack(options, on_progress=_say) as stack:
+        await services.start(stack, options.state_dir, workers, _say)
+        if ready_fd is not None:
+            _write(ready_fd, READY)
+            os.close(ready_fd)
+        else:
+            _say_up(options.state_dir, as_json)
+        await stack.wait()
+
+
+def _say(sentence: str) -> None:
+    """Progress goes to standard error, which is a log file once nobody waits for us."""
+    click.echo(sentence, err=True)
+
+
+def _write(descriptor: int, word: str) -> None:
+    try:
+        os.write(descriptor, f"{word}\n".encode())
+    except BrokenPipeError:
+        click.echo("Nobody waits for this stack to be up; it runs.", err=True)
+
+
+def _up_detached(chosen: dict[str, Any], as_json: bool) -> None:
+    """Run `up` in a process of its own that outlives this one, and wait until it is up."""
+    state_dir: Path = chosen["state_dir"]
+    try:
+        (state_dir / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refused(f"{state_dir} cannot be made: {error.strerror or error}") from error
+    log_path = state_dir / "logs" / "up.log"
+    read_end, write_end = os.pipe()
+    argv = [sys.executable, "-m", "dsec.cli", "up", "--ready-fd", str(write_end)]
+    for name, value in chosen.items():
+        if value is not None:
+            argv += [f"--{name.replace('_', '-')}", str(value)]
+    with log_path.open("wb") as log_file:
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log_file,
+            stderr=log_file,
+            pass_fds=(write_end,),
+            start_new_session=True,
+        )
+    os.close(write_end)
+    with err.status("Starting the stack …"), os.fdopen(read_end) as pipe:
+        word = pipe.readline().strip()
+    if word != READY:
+        child.wait()
+        told = log_path.read_text(errors="replace").strip().splitlines()
+        reason = told[-1].removeprefix("Error: ") if told else "it said nothing"
+        raise Refused(f"{reason} (the whole story is in {log_path})")
+    _say_up(state_dir, as_json)
+
+
+def _say_up(state_dir: Path, as_json: bool) -> None:
+    status = stack_status(state_dir)
+    if as_json:
+        say_json({"ok": True, **_status_json(status)})
+        return
+    click.echo(f"DSec is up on {state_dir}. Try `dsec demo`, or `dsec init DIR`.")
+
+
+@click.command()
+@state_dir_option
+@json_option
+@answers
+def down(state_dir: Path | None, as_json: bool) -> None:
+    """Stop the embedded stack. Its data stay."""
+    folder = state_dir or default_state_dir()
+    result = asyncio.run(stop_stack(folder, STOP_WAIT_S))
+    if as_json:
+        say_json({"ok": True, "state_dir": folder, **asdict(result)})
+        return
+    if result.killed:
+        click.echo(f"The stack on {folder} did not stop in {STOP_WAIT_S:.0f} s and was killed.")
+    elif result.was_running:
+        click.echo(f"The stack on {folder} is down.")
+    else:
+        click.echo(f"No stack was running on {folder}.")
+    for leftover in result.ended_leftovers:
+        click.echo(f"Ended {leftover}, left by an earlier run.")
+
+
+@click.command()
+@state_dir_option
+@json_option
+@answers
+def status(state_dir: Path | None, as_json: bool) -> None:
+    """Show what runs, and the effective scheduler.config.yaml. Exits 0 if all of it runs."""
+    found = stack_status(state_dir or default_state_dir())
+    config = _scheduler_config(found.state_dir)
+    if as_json:
+        say_json({**_status_json(found), "scheduler_config": config})
+        exit_with(found.state == "running")
+    out.print(f"The stack on {found.state_dir} is [bold]{found.state}[/bold].", soft_wrap=True)
+    if found.problem:
+        out.print(found.problem, soft_wrap=True)
+    if found.processes:
+        out.print(_process_table(found))
+    if found.endpoints is not None:
+        out.print(f"NATS        {_masked(found.endpoints.nats_url)}", soft_wrap=True)
+        out.print(f"PostgreSQL  {_masked(found.endpoints.database_url)}", soft_wrap=True)
+        out.print(f"objects     {found.endpoints.object_store_url}", soft_wrap=True)
+    import yaml
+
+    out.print("\nscheduler.config.yaml, as it is in effect:")
+    out.print(yaml.safe_dump(config, sort_keys=False).rstrip(), highlight=False)
+    exit_with(found.state == "running")
+
+
+def _scheduler_config(state_dir: Path) -> Any:
+    from dsec.cli.services import scheduler_config_path
+    from dsec.scheduler.settings import ConfigError, load_config
+
+    try:
+        return load_config(scheduler_config_path(state_dir)).model_dump(mode="json")
+    except ConfigError as error:
+        return {"error": str(error)}
+
+
+def _process_table(found: StackStatus) -> Table:
+    table = Table("process", "pid", "since", "log", box=None, pad_edge=False)
+    for process in found.processes:
+        since = datetime.fromtimestamp(process.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        table.add_row(
+            process.name,
+            str(process.pid) if process.alive else "gone",
+            since,
+            process.log_path,
+        )
+    return table
+
+
+def _status_json(found: StackStatus) -> dict[str, Any]:
+    return {
+        "state": found.state,
+        "state_dir": str(found.state_dir),
+        "since": found.since,
+        "endpoints": asdict(found.endpoints) if found.endpoints is not None else None,
+        "processes": [asdict(process) for process in found.processes],
+        "problem": found.problem,
+    }
+
+
+def _masked(url: str) -> str:
+    """A URL without its password; `--json` has the whole."""
+    return make_url(url).render_as_string(hide_password=True)

@@ -1,0 +1,1 @@
+"""The Python client: specs from files, requests, weights, episodes in columns."""

@@ -1,0 +1,160 @@
+"""The check at registration: does the code load, and is the environment deterministic?
+
+An environment is run twice, side by side with the same seed, through the very machine that runs
+sessions, with an agent that samples its action space. What differs in one of many steps is named;
+comparing a single step would miss most of what goes wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dsec.client.specs import SealedSpec, load_code
+from dsec.client.yaml_file import SpecFileError
+from dsec.platform import virtual
+from dsec.platform.interposition import interposition_for
+from dsec.session.adapters.gymnasium import EnvError, GymnasiumAdapter, env_factory
+from dsec.session.code_errors import CodeError
+from dsec.session.documents import AgentDocument
+from dsec.session.io import Ended, SessionConfig, Started, Stepped, reward_input
+from dsec.session.machine import SessionMachine
+from dsec.session.program import Program
+from dsec_contracts.canonical import decode, encode
+from dsec_contracts.step import STEP_FIELDS
+
+CHECK_STEPS = 64
+_RESET_FIELDS = ("state_hash", "observation_hash", "info")
+
+
+class Sampler:
+    """The agent of the check: samples the action space, with the session's own seed."""
+
+    def __init__(self, session_config: dict[str, Any]) -> None:
+        self._space = session_config["action_space"]
+
+    def step(self, observation: Any) -> dict[str, Any]:
+        """A sampled action."""
+        return {"action": self._space.sample()}
+
+
+def check_spec(spec: SealedSpec, *, seed: int = 0, steps: int = CHECK_STEPS) -> None:
+    """Load a spec's code, and try it out where it is an environment.
+
+    Raises:
+        SpecFileError: it cannot be used; says why.
+    """
+    if spec.kind == "env":
+        check_env(spec, seed=seed, steps=steps)
+    elif spec.kind == "agent":
+        namespace = load_code(spec.spec_hash, spec.files, spec.name)
+        try:
+            found = namespace.load(spec.document.entry)
+        except CodeError as error:
+            raise SpecFileError(f"agent {spec.name}: {error.message}") from error
+        if not callable(getattr(found, "step", None)):
+            raise SpecFileError(f"agent {spec.name}: it has no step(): add `def step(self, obs)`")
+
+
+def check_env(spec: SealedSpec, *, seed: int = 0, steps: int = CHECK_STEPS) -> int:
+    """Run an environment twice with one seed. Returns the number of steps that agreed.
+
+    Raises:
+        SpecFileError: it cannot be made, cannot be read, or the two runs differ.
+    """
+    spaces: list[Any] = []
+    program = _program(spec, spaces)
+    with _virtual():
+        one, two = (
+            SessionMachine(program, SessionConfig(seed, steps), interposition_for(program))
+            for _ in range(2)
+        )
+        try:
+            return _compare(spec.name, one, two, steps, spaces)
+        finally:
+            one.close()
+            two.close()
+
+
+def _program(spec: SealedSpec, spaces: list[Any]) -> Program:
+    """What the check runs; action spaces of the environments it makes are put into `spaces`."""
+    namespace = load_code(spec.spec_hash, spec.files, spec.name)
+    document = spec.document
+    try:
+        make_env = env_factory(document.entry, document.kwargs, namespace)
+    except CodeError as error:
+        raise SpecFileError(f"environment {spec.name}: {error.message}") from error
+    except EnvError as error:
+        raise SpecFileError(f"environment {spec.name}: {error}") from error
+
+    def make() -> GymnasiumAdapter:
+        env = make_env()
+        spaces.append(env.action_space)
+        return env
+
+    agent = AgentDocument(entry="dsec.client.check:Sampler")
+    # No bound on episodes: the check wants its steps, and resets are part of it.
+    env = document.model_copy(update={"episodes_max": None})
+    return Program(agent, env, Sampler, make, False, (namespace, namespace))
+
+
+def _compare(
+    name: str, one: SessionMachine, two: SessionMachine, steps: int, spaces: list[Any]
+) -> int:
+    first, second = (_started(name, machine) for machine in (one, two))
+    _same(name, "at the first reset", _RESET_FIELDS, first.reset, second.reset)
+    if not all(callable(getattr(space, "sample", None)) for space in spaces):
+        return 0  # it does not say which actions there are, so only resets can be compared
+    for n in range(steps):
+        a, b = (_stepped(name, machine) for machine in (one, two))
+        _same(name, f"at step {n}", STEP_FIELDS, a.fact, b.fact)
+        for machine, output in ((one, a), (two, b)):
+            fact = encode([n, 1, 0.0, {}, output.chain[:16]])
+            machine.deliver(reward_input(n, 0.0, fact, output.chain[:16]))
+    return steps
+
+
+def _started(name: str, machine: SessionMachine) -> Started:
+    output = machine.start()
+    if isinstance(output, Ended):
+        raise SpecFileError(f"environment {name}: {_last_line(output.message)}")
+    return output
+
+
+def _stepped(name: str, machine: SessionMachine) -> Stepped:
+    output = machine.step()
+    if isinstance(output, Ended):
+        raise SpecFileError(
+            f"environment {name}, step {output.steps}: {_last_line(output.message)}"
+        )
+    return output
+
+
+def _same(name: str, when: str, fields: tuple[str, ...], one: bytes, two: bytes) -> None:
+    if one == two:
+        return
+    pairs = zip(fields, decode(one), decode(two), strict=True)
+    differing = [field for field, a, b in pairs if encode(a) != encode(b)]
+    raise SpecFileError(
+        f"environment {name} is not deterministic: two runs with one seed differ {when} in "
+        f"{', '.join(differing)}; draw from self.np_random alone, and keep nothing that outlives "
+        "reset(seed=...)"
+    )
+
+
+def _last_line(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return lines[-1] if lines else "it failed without a message"
+
+
+@contextmanager
+def _virtual() -> Iterator[None]:
+    """Clocks and generators as in a worker, for as long as the check runs."""
+    before = virtual.installed()
+    virtual.install()
+    try:
+        yield
+    finally:
+        if not before:
+            virtual.uninstall()

@@ -1,0 +1,348 @@
+"""The client: registers specs, requests sessions, publishes weights, reads episodes.
+
+It publishes to the bus and reads the log; it never asks a service. Requests are published once
+and acknowledged, so a session runs whether or not its client stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+
+import uuid_utils.compat
+
+from dsec.client.check import check_spec
+from dsec.client.endpoints import ClientError, find_endpoints
+from dsec.client.episodes import Episode, episodes_of, rejected_episode
+from dsec.client.queries import Queries, Summary, request_event_id
+from dsec.client.requests import request_facts
+from dsec.client.specs import SealedSpec, SessionPlan, read_session, read_spec
+from dsec.platform.bus import Bus
+from dsec.platform.clock import utc_now
+from dsec.platform.log import LogReader
+from dsec.platform.objects import ObjectStore
+from dsec_contracts import (
+    PolicyPublished,
+    SessionCancelRequested,
+    SessionRequested,
+    SpecRegistered,
+    canonical,
+)
+from dsec_contracts.session import CancelCircumstance, CancelFact, RequestCircumstance, RequestFact
+from dsec_contracts.spec import PolicyFact, SpecCircumstance, SpecFact, SpecKind
+
+SOURCE = "dsec/client"
+PUBLISHES_IN_FLIGHT_MAX = 256
+POLL_S_MIN = 0.05
+POLL_S_MAX = 0.5
+MESSAGE_OVERHEAD_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Sessions that were requested together."""
+
+    group_id: str
+    session_ids: tuple[UUID, ...]
+
+
+Sessions = Group | Sequence[UUID]
+
+
+class Client:
+    """An async context manager; connections are made when they are first needed.
+
+    Args:
+        nats_url, database_url, object_store_url: servers; by default those of `DSEC_*` variables
+            or of the embedded stack that runs here.
+        state_dir: of the embedded stack to use.
+    """
+
+    def __init__(
+        self,
+        *,
+        nats_url: str | None = None,
+        database_url: str | None = None,
+        object_store_url: str | None = None,
+        state_dir: Path | None = None,
+        name: str = "client",
+    ) -> None:
+        if not (nats_url and database_url):
+            found = find_endpoints(state_dir)
+            nats_url = nats_url or found.nats_url
+            database_url = database_url or found.database_url
+            object_store_url = object_store_url or found.object_store_url
+        self.nats_url = nats_url
+        self.database_url = database_url
+        self.object_store_url = object_store_url or ""
+        self.name = name
+        self.queries = Queries.connect(database_url)
+        self._bus: Bus | None = None
+        self._log: LogReader | None = None
+        self._connecting = asyncio.Lock()
+        self._registered: set[str] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bus is not None:
+            await self._bus.close()
+        if self._log is not None:
+            await self._log.close()
+        await self.queries.close()
+
+    async def bus(self) -> Bus:
+        """The bus, connected."""
+        async with self._connecting:
+            if self._bus is None:
+                self._bus = await Bus.connect(self.nats_url, self.name)
+            return self._bus
+
+    async def log(self) -> LogReader:
+        """The log, connected."""
+        async with self._connecting:
+            if self._log is None:
+                self._log = await LogReader.connect(self.database_url)
+            return self._log
+
+    def objects(self) -> ObjectStore:
+        """The object store.
+
+        Raises:
+            ClientError: none is configured.
+        """
+        if not self.object_store_url:
+            raise ClientError("no object store is configured: set DSEC_OBJECT_STORE_URL")
+        return ObjectStore(self.object_store_url)
+
+    # -- specs and policies --------------------------------------------------------------------
+
+    async def register(
+        self, kind: SpecKind, source: str | Path | Mapping[str, Any], *, check: bool = True
+    ) -> str:
+        """Register a spec from its file or document. Returns its hash; repeating changes nothing.
+
+        Raises:
+            SpecFileError: it cannot be used; names file, key and what to do.
+        """
+        return await self.register_sealed(read_spec(kind, source), check=check)
+
+    async def register_sealed(self, spec: SealedSpec, *, check: bool = True) -> str:
+        """Register a spec that was read before."""
+        if spec.spec_hash in self._registered:
+            return spec.spec_hash
+        if check:
+            check_spec(spec)
+        bus = await self.bus()
+        content, blob = spec.content, None
+        if len(content) * 4 // 3 + MESSAGE_OVERHEAD_BYTES > bus.max_payload_bytes:
+            blob = await asyncio.to_thread(self.objects().put, content)
+            content = b""
+        fact = SpecFact.model_validate(
+            {"spec_hash": spec.spec_hash, "kind": spec.kind, "content": content, "blob": blob}
+        )
+        await bus.publish(
+            SpecRegistered(fact=fact, circumstance=SpecCircumstance(name=spec.name)),
+            spec.spec_hash,
+            source=SOURCE,
+            time=utc_now(),
+            event_id=f"spec.{spec.spec_hash}",
+        )
+        self._registered.add(spec.spec_hash)
+        return spec.spec_hash
+
+    async def publish_policy(self, name: str, state: Mapping[str, Any]) -> str:
+        """Publish weights, a mapping of names to tensors or arrays. Returns `name@version`.
+
+        The version is the head of the content's hash, so the same weights are the same version.
+        """
+        data = canonical.encode(dict(state))
+        key = await asyncio.to_thread(self.objects().put, data)
+        version = key[:16]
+        fact = PolicyFact(
+            name=name, version=version, content_hash=key, blob=key, size_bytes=len(data)
+        )
+        await (await self.bus()).publish(
+            PolicyPublished(fact=fact),
+            f"{name}-{version}",
+            source=SOURCE,
+            time=utc_now(),
+            event_id=f"policy.{name}.{version}",
+        )
+        return f"{name}@{version}"
+
+    # -- sessions ------------------------------------------------------------------------------
+
+    async def request(
+        self,
+        source: str | Path | Mapping[str, Any] | SessionPlan,
+        *,
+        policy: str | None = None,
+        count: int = 1,
+        seeds: str = "increment",
+        group_id: str | None = None,
+        seed: int | None = None,
+        labels: Mapping[str, str] | None = None,
+        check: bool = True,
+    ) -> Group:
+        """Request sessions; they run from now on, whether or not anybody waits.
+
+        Args:
+            source: session.yaml, or the document as a mapping.
+            policy: `name@version`, as `publish_policy` returned it.
+            seeds: `increment`: seed + i; `same`: all equal; `same_env`: the environment's seed
+                held, the agent's chance varied.
+            labels: added to the document's.
+
+        Raises:
+            SpecFileError: names file, key and what to do.
+        """
+        plan = source if isinstance(source, SessionPlan) else read_session(source)
+        _check_policy(plan, policy)
+        ids = [uuid_utils.compat.uuid7() for _ in range(count)]
+        group = group_id or plan.session.group_id or str(uuid_utils.compat.uuid7())
+        facts = request_facts(
+            plan.session,
+            plan.hashes(),
+            ids,
+            utc_now(),
+            seeds=seeds,
+            seed=seed,
+            policy=policy,
+            group_id=group,
+            labels=labels,
+        )
+        for spec in plan.specs():
+            if isinstance(spec, SealedSpec):
+                await self.register_sealed(spec, check=check)
+        await self._publish_requests(facts)
+        return Group(group, tuple(ids))
+
+    async def _publish_requests(self, facts: list[RequestFact]) -> None:
+        bus = await self.bus()
+        circumstance = RequestCircumstance(client=self.name)
+        in_flight = asyncio.Semaphore(PUBLISHES_IN_FLIGHT_MAX)
+
+        async def publish(fact: RequestFact, time: datetime) -> None:
+            async with in_flight:
+                await bus.publish(
+                    SessionRequested(fact=fact, circumstance=circumstance),
+                    fact.session_id,
+                    source=SOURCE,
+                    time=time,
+                    event_id=request_event_id(fact.session_id),
+                    session_id=fact.session_id,
+                )
+
+        async with asyncio.TaskGroup() as group:
+            for fact in facts:
+                group.create_task(publish(fact, fact.creation_timestamp))
+
+    async def cancel(self, ids: Iterable[UUID], reason: str | None = None) -> None:
+        """Ask that sessions end. Those that are over already stay as they are."""
+        bus = await self.bus()
+        for session_id in ids:
+            await bus.publish(
+                SessionCancelRequested(
+                    fact=CancelFact(session_id=session_id),
+                    circumstance=CancelCircumstance(reason=reason),
+                ),
+                session_id,
+                source=SOURCE,
+                time=utc_now(),
+                event_id=f"{session_id}.cancel_requested",
+                session_id=session_id,
+            )
+
+    async def wait(
+        self,
+        sessions: Sessions,
+        *,
+        timeout_s: float | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> list[Summary]:
+        """Wait until all sessions are over. Returns their summaries, in the order of the ids.
+
+        Args:
+            on_progress: called with the number of sessions that are over.
+
+        Raises:
+            TimeoutError: not over within `timeout_s`.
+        """
+        ids = _ids(sessions)
+        done = 0
+        async with asyncio.timeout(timeout_s):
+            async for finished in self.finished(ids):
+                done += len(finished)
+                if on_progress is not None:
+                    on_progress(done)
+        return await self.queries.summaries(ids)
+
+    async def finished(self, ids: Sequence[UUID]) -> AsyncIterator[list[UUID]]:
+        """Sessions as they are over, in the order in which they are found to be."""
+        waiting = dict.fromkeys(ids)
+        pause_s = POLL_S_MIN
+        while waiting:
+            over = await self.queries.ended(list(waiting))
+            over |= (await self.queries.rejections([i for i in waiting if i not in over])).keys()
+            if over:
+                pause_s = POLL_S_MIN
+                found = [i for i in waiting if i in over]
+                for session_id in found:
+                    del waiting[session_id]
+                yield found
+            else:
+                pause_s = min(POLL_S_MAX, pause_s * 1.5)
+            if waiting:
+                await asyncio.sleep(pause_s)
+
+    async def episodes(self, group: Sessions) -> AsyncIterator[Episode]:
+        """Whole episodes in columns, session by session as these are over.
+
+        A session that failed, was cancelled or rejected yields its last episode with that status
+        and its code: trainers see it, and decide.
+        """
+        log = await self.log()
+        get_blob = self.objects().get if self.object_store_url else _no_blob
+        async for finished in self.finished(_ids(group)):
+            refused = await self.queries.rejections(finished)
+            for session_id in finished:
+                rows = await log.rows(session_id)
+                if session_id in refused and not any(r.kind == "session.ended" for r in rows):
+                    yield rejected_episode(session_id, refused[session_id][0])
+                    continue
+                for episode in episodes_of(session_id, rows, get_blob):
+                    yield episode
+
+
+def _ids(sessions: Sessions) -> list[UUID]:
+    return list(sessions.session_ids if isinstance(sessions, Group) else sessions)
+
+
+def _no_blob(key: str) -> bytes:
+    raise ClientError(
+        f"an observation lies in the object store (blob {key[:12]}), and none is configured: set "
+        "DSEC_OBJECT_STORE_URL"
+    )
+
+
+def _check_policy(plan: SessionPlan, policy: str | None) -> None:
+    if policy is None or isinstance(plan.agent, str) or plan.agent.document.policy is None:
+        return
+    wanted = plan.agent.document.policy.name
+    if policy.partition("@")[0] != wanted:
+        raise ClientError(
+            f"policy {policy} is not for this agent: its spec names the policy {wanted!r}"
+        )

@@ -1,0 +1,187 @@
+"""What the client and the command line ask the log, in SQL over its views. Reads, never writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Self
+from uuid import UUID
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from dsec.platform.db import async_engine
+from dsec.platform.log import session_at
+
+ENDED = ("completed", "failed", "cancelled")
+FINAL = (*ENDED, "rejected")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One session as the log shows it. `chain_hash` is in hexadecimal, empty before the start;
+    `reward_total` is None while no reward has come."""
+
+    session_id: UUID
+    status: str
+    code: str | None
+    steps: int
+    reward_total: float | None
+    chain_hash: str
+    attempts: int
+    seed: int | None = None
+    group_id: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    episodes: int = 0
+    rewards_missing: int = 0
+    specs: dict[str, str | None] = field(default_factory=dict)
+    policy: str | None = None
+
+    @property
+    def final(self) -> bool:
+        """Whether the session is over."""
+        return self.status in FINAL
+
+    def as_json(self) -> dict[str, Any]:
+        """The documented keys, and what else is known."""
+        return {
+            "session_id": str(self.session_id),
+            "status": self.status,
+            "code": self.code,
+            "steps": self.steps,
+            "reward_total": self.reward_total,
+            "chain_hash": self.chain_hash,
+            "attempts": self.attempts,
+            "seed": self.seed,
+            "group_id": self.group_id,
+            "labels": self.labels,
+            "episodes": self.episodes,
+            "rewards_missing": self.rewards_missing,
+            "specs": self.specs,
+            "policy": self.policy,
+        }
+
+
+_SUMMARY = """
+select session_id, status, code, steps, reward_total, chain_hash, attempts, seed, group_id, labels,
+       episodes, rewards_missing, agent_spec, env_spec, reward_fn_hash, policy
+from session_summary
+"""
+_AT = "session_id = any(:ids) and session_at between :first and :last"
+
+
+class Queries:
+    """Questions to one log."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    @classmethod
+    def connect(cls, database_url: str) -> Self:
+        """Connections are made when they are first needed."""
+        return cls(async_engine(database_url))
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._engine.dispose()
+
+    async def rows(self, statement: str, **values: Any) -> list[Any]:
+        """The rows of one statement, in a transaction of its own."""
+        async with self._engine.connect() as connection:
+            return list(await connection.execute(text(statement), values))
+
+    async def ended(self, ids: Sequence[UUID]) -> set[UUID]:
+        """Which of these sessions are over, at the log's floor; cheap, for polling."""
+        if not ids:
+            return set()
+        rows = await self.rows(
+            f"""
+            select session_id from event_log
+            where {_AT} and key = 'ended'
+              and (epoch, sequence) <= (
+                select epoch, sequence from log_floor order by epoch desc limit 1)
+            """,
+            **_at(ids),
+        )
+        return {row.session_id for row in rows}
+
+    async def rejections(self, ids: Sequence[UUID]) -> dict[UUID, tuple[str, str]]:
+        """Code and message of those requests that were refused."""
+        if not ids:
+            return {}
+        rows = await self.rows(
+            "select session_id, code, message from rejection "
+            "where session_id = any(:ids) and event_id = any(:events)",
+            ids=[str(i) for i in ids],
+            events=[request_event_id(i) for i in ids],
+        )
+        return {UUID(row.session_id): (row.code, row.message or "") for row in rows}
+
+    async def summaries(self, ids: Sequence[UUID]) -> list[Summary]:
+        """Summaries in the order of `ids`; sessions the log does not know yet are `unknown`."""
+        if not ids:
+            return []
+        rows = await self.rows(f"{_SUMMARY} where {_AT}", **_at(ids))
+        found = {row.session_id: _summary(row) for row in rows}
+        return [found.get(i) or Summary(i, "unknown", None, 0, None, "", 0) for i in ids]
+
+    async def recent(
+        self, *, limit: int, status: str | None = None, group_id: str | None = None
+    ) -> list[Summary]:
+        """The latest sessions, the newest first."""
+        rows = await self.rows(
+            f"""{_SUMMARY}
+            where (cast(:status as text) is null or status = :status)
+              and (cast(:group_id as text) is null or group_id = :group_id)
+            order by session_id desc limit :limit""",
+            status=status,
+            group_id=group_id,
+            limit=limit,
+        )
+        return [_summary(row) for row in rows]
+
+    async def matching(self, prefix: str) -> list[UUID]:
+        """Session ids that begin with `prefix` (hexadecimal digits and hyphens), two at most."""
+        rows = await self.rows(
+            "select session_id from event_log where kind = 'session.requested' and step is null "
+            "and session_id between cast(:low as uuid) and cast(:high as uuid) limit 2",
+            low=_filled(prefix, "0"),
+            high=_filled(prefix, "f"),
+        )
+        return [row.session_id for row in rows]
+
+
+def _filled(prefix: str, digit: str) -> UUID:
+    """The lowest or highest id that begins with `prefix`."""
+    return UUID(prefix.replace("-", "")[:32].ljust(32, digit))
+
+
+def request_event_id(session_id: UUID) -> str:
+    """The `ce-id` of a session's request, the same for every attempt to send it."""
+    return f"{session_id}.requested"
+
+
+def _at(ids: Sequence[UUID]) -> dict[str, Any]:
+    """The parameters of `_AT`: the times keep the other partitions out of the search."""
+    times: list[datetime] = [session_at(i) for i in ids]
+    return {"ids": list(ids), "first": min(times), "last": max(times)}
+
+
+def _summary(row: Any) -> Summary:
+    return Summary(
+        session_id=row.session_id,
+        status=row.status,
+        code=row.code,
+        steps=row.steps,
+        reward_total=row.reward_total,
+        chain_hash=row.chain_hash or "",
+        attempts=row.attempts,
+        seed=row.seed,
+        group_id=row.group_id,
+        labels=row.labels or {},
+        episodes=row.episodes,
+        rewards_missing=row.rewards_missing,
+        specs={"agent": row.agent_spec, "env": row.env_spec, "reward": row.reward_fn_hash},
+        policy=row.policy,
+    )

@@ -1,0 +1,175 @@
+"""A service's FastStream application: handlers on durable consumers of the bus.
+
+FastStream receives; publishing stays with `Bus`, which reads every acknowledgement. What was found
+in FastStream and nats-py and settled here:
+
+* The default acknowledgement policy terminates a message whose handler raised. Ours is manual: a
+  handler acknowledges, or asks for the message again.
+* `PullSub` with a batch size above 1, and `max_workers`, handle messages out of order. A batch of 1
+  does one after the other, and nothing is taken from the server before the handler is free: at a
+  stop there is nothing to hand back but what arrives in that very moment.
+* A handler's message would be decoded (a body that looks like JSON is parsed) and validated: that
+  costs more than most handlers. Here it gets the bus's own `Message`.
+* `pull_subscribe` binds to a durable that exists and would make one with other settings if it does
+  not: so the durable is made by `Bus.consumer` first.
+* On a closed connection the pull loop spins without ever yielding. The client closes for good when
+  the server refuses it (credentials, a protocol error): `closed` then ends the process, and its
+  supervisor starts it anew.
+* A pull loop can be alive and receive nothing for ever. `stalled` looks from outside: messages
+  wait, none has begun for `stall_limit_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+
+from faststream import AckPolicy, FastStream
+from faststream.message import StreamMessage
+from faststream.nats import JStream, NatsBroker, PullSub
+from nats.aio.msg import Msg
+
+from dsec.platform.bus import Bus, BusError, Consumer, Message
+from dsec_contracts import subjects
+
+log = logging.getLogger(__name__)
+
+FETCH_WAIT_S = 5.0
+STALL_CHECK_S = 2.0
+STALL_LIMIT_S = 15.0
+
+Handler = Callable[[Message], Awaitable[None]]
+
+
+class ConsumerStalled(BusError):
+    """Messages wait and none is received: start anew."""
+
+
+class ConnectionClosed(BusError):
+    """The client gave its connection up: start anew."""
+
+
+class ServiceApp:
+    """One service's handlers, from the first fetch to a graceful stop."""
+
+    def __init__(
+        self, bus: Bus, nats_url: str, name: str, *, stop_s_max: float, ack_wait_s: float
+    ) -> None:
+        """Prepare; nothing is connected yet.
+
+        Args:
+            stop_s_max: how long a stop waits for the handlers at work. Longer than a handler
+                takes, shorter than whoever stops the process is patient.
+        """
+        self._bus = bus
+        self._stop_s_max = stop_s_max
+        self._ack_wait_s = ack_wait_s
+        self._consumers: list[Consumer] = []
+        self._busy = 0
+        self._begun_s = 0.0
+        self._ended = asyncio.Event()
+        self._closed = False
+        self._stopping = False
+        self.broker = NatsBroker(
+            nats_url,
+            name=name,
+            allow_reconnect=True,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=1,
+            connect_timeout=2,
+            error_cb=self._on_error,
+            closed_cb=self._on_closed,
+            graceful_timeout=stop_s_max,
+            apply_types=False,
+            logger=logging.getLogger("dsec.faststream"),
+            log_level=logging.DEBUG,
+        )
+        self._app = FastStream(self.broker, logger=None)
+
+    async def handle(self, durable: str, subject: str, handler: Handler) -> None:
+        """Have `handler` called with every message of a durable, one after the other.
+
+        The handler settles each message itself and does not raise.
+        """
+        consumer = await self._bus.consumer(durable, [subject], ack_wait_s=self._ack_wait_s)
+        self._consumers.append(consumer)
+
+        async def call(message: Message) -> None:
+            if self._stopping:
+                await message.nak(0)
+                return
+            self._busy += 1
+            self._begun_s = asyncio.get_running_loop().time()
+            try:
+                await handler(message)
+            finally:
+                self._busy -= 1
+
+        subscribe = self.broker.subscriber(
+            subject,
+            durable=durable,
+            stream=JStream(name=subjects.STREAM, declare=False),
+            pull_sub=PullSub(batch_size=1, timeout=FETCH_WAIT_S),
+            ack_policy=AckPolicy.MANUAL,
+            decoder=_wrapped,
+        )
+        subscribe(call)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Handle messages until told to stop.
+
+        Raises:
+            ConnectionClosed, ConsumerStalled: only a new process helps.
+        """
+        loop = asyncio.get_running_loop()
+        self._begun_s = loop.time()
+        await self._app.start()
+        ended = asyncio.create_task(self._ended.wait())
+        stopped = asyncio.create_task(stop.wait())
+        watch = asyncio.create_task(self._watch())
+        try:
+            await asyncio.wait({ended, stopped, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if self._closed:
+                raise ConnectionClosed("the connection to the bus was closed")
+            if watch.done():
+                watch.result()
+        finally:
+            self._stopping = True
+            for task in (ended, stopped, watch):
+                task.cancel()
+            if not self._closed:
+                async with asyncio.timeout(self._stop_s_max + 5):
+                    await self._app.stop()
+
+    async def _watch(self) -> None:
+        """Return never, but by raising."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(STALL_CHECK_S)
+            idle_s = loop.time() - self._begun_s
+            if self._busy or idle_s < STALL_LIMIT_S or not self._bus.connected:
+                continue
+            for consumer in self._consumers:
+                if (await consumer.state()).pending:
+                    raise ConsumerStalled(f"{consumer.name}: nothing received for {idle_s:.0f} s")
+
+    async def _on_error(self, error: Exception) -> None:
+        log.warning("bus: %r", error)
+
+    async def _on_closed(self) -> None:
+        self._closed = True
+        self._ended.set()
+
+
+async def _wrapped(message: StreamMessage[Msg]) -> Message:
+    return Message.wrap(message.raw_message)
+
+
+def stop_on_signals() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop

@@ -1,0 +1,269 @@
+"""Reading the log. What is returned is never above the floor that a caller waits for.
+
+A higher position can be visible before a lower one commits only if several write; here one
+recorder does, in order, and its floor moves in the same transaction as the rows. Readers still go
+by the floor, not by what they happen to see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple, Self
+from uuid import UUID
+
+import asyncpg
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from dsec.platform.db import async_engine
+from dsec_contracts import SYSTEM_SESSION, canonical, keys
+from dsec_contracts.spec import SpecFact
+
+FLOOR_POLL_S = 0.02
+_EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class LogBehind(Exception):
+    """The log did not get to a position in time: the recorder is away, or far behind."""
+
+
+class LogUnavailable(Exception):
+    """The database is away. It may be back at the next attempt."""
+
+
+_AWAY = (
+    OSError,
+    DBAPIError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+)
+
+
+class Position(NamedTuple):
+    """Where the log stands: a sequence of the stream of an epoch."""
+
+    epoch: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogRow:
+    """One row of `event_log`. `circumstance` is parsed JSON; `fact` canonical bytes."""
+
+    session_id: UUID
+    key: str
+    kind: str
+    version: int
+    epoch: int
+    sequence: int
+    index: int
+    step: int | None
+    episode: int | None
+    attempt: int | None
+    value: float | None
+    terminated: bool | None
+    truncated: bool | None
+    chain: bytes | None
+    fact: bytes
+    observation: bytes | None
+    reset_observation: bytes | None
+    extras: bytes | None
+    policy: str | None
+    cause: str | None
+    circumstance: dict[str, Any] | None
+    event_id: str
+    event_time: datetime
+
+    @property
+    def position(self) -> tuple[int, int, int]:
+        """(epoch, sequence, index): the order of the log."""
+        return self.epoch, self.sequence, self.index
+
+
+@dataclass(frozen=True, slots=True)
+class SpecContent:
+    """A registered spec. `content` is its canonical bytes; empty where `blob` says where they
+    lie in the object store."""
+
+    spec_hash: str
+    kind: str
+    content: bytes
+    blob: str | None
+
+    def value(self) -> dict[str, Any]:
+        """`{"kind", "document", "files"}`, decoded from `content`."""
+        result: dict[str, Any] = canonical.decode(self.content)
+        return result
+
+
+_COLUMNS = ", ".join(f'l."{name}"' for name in LogRow.__dataclass_fields__)
+_ROWS = f"select {_COLUMNS} from event_log l where l.session_id = $1 and l.session_at = $2"
+_ORDER = ' order by l.epoch, l.sequence, l."index"'
+_FLOOR = "select epoch, sequence from log_floor order by epoch desc limit 1"
+_UP_TO = " and (l.epoch < f.epoch or l.epoch = f.epoch and l.sequence <= $3)"
+_OPEN = f"""
+select {_COLUMNS}
+from event_log r
+cross join lateral (
+    select * from event_log x
+    where x.session_id = r.session_id and x.session_at = r.session_at
+        and x.key in ('requested', 'cancel_requested', 'started')
+    union all
+    select * from event_log x
+    where x.session_id = r.session_id and x.session_at = r.session_at
+        and x.key >= 'placed:' and x.key < 'placed;'
+    union all
+    select * from event_log x
+    where x.session_id = r.session_id and x.session_at = r.session_at
+        and x.key >= 'released:' and x.key < 'released;'
+) l
+where r.kind = 'session.requested' and r.step is null
+    and not exists (
+        select from event_log e
+        where e.session_id = r.session_id and e.session_at = r.session_at and e.key = 'ended')
+    and not exists (
+        select from event_log j
+        where j.session_id = $1 and j.session_at = $2 and j.key = 'rejected:' || r.event_id)
+"""
+
+
+def session_at(session_id: UUID) -> datetime:
+    """The partition time of a session, exact to the millisecond."""
+    return _EPOCH_START + timedelta(milliseconds=session_id.int >> 80)
+
+
+class LogReader:
+    """Reads the log. Several queries may run at once, each on a connection of the pool."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    @classmethod
+    async def connect(cls, database_url: str, *, transaction_pooler: bool = False) -> Self:
+        """A reader. Connections are made when they are needed.
+
+        Args:
+            transaction_pooler: the URL is of a pooler that hands out transactions.
+        """
+        return cls(async_engine(database_url, transaction_pooler=transaction_pooler))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._engine.dispose()
+
+    async def _fetch(self, query: str, *arguments: object) -> Sequence[Any]:
+        # The driver's own records: the toolkit's rows would cost more than the query.
+        try:
+            async with self._engine.connect() as connection:
+                raw = await connection.get_raw_connection()
+                driver: Any = raw.driver_connection
+                records: Sequence[Any] = await driver.fetch(query, *arguments)
+                return records
+        except _AWAY as error:
+            raise LogUnavailable(f"the log's database cannot be asked: {error}") from error
+
+    async def _log_rows(self, query: str, *arguments: object) -> list[LogRow]:
+        return [LogRow(*record) for record in await self._fetch(query, *arguments)]
+
+    # -- the floor -----------------------------------------------------------------------------
+
+    async def floor(self) -> Position:
+        """How far the log has the stream; (0, 0) before there is anything."""
+        found = await self._fetch(_FLOOR)
+        return Position(*found[0]) if found else Position(0, 0)
+
+    async def wait_floor(self, sequence: int, timeout_s: float) -> None:
+        """Wait until the log has all of the current stream up to `sequence`.
+
+        Raises:
+            LogBehind: it has not, after `timeout_s`.
+        """
+        state = "it has not been read"
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    try:
+                        floor = await self.floor()
+                        if floor.sequence >= sequence:
+                            return
+                        state = f"it stands at {floor.sequence}"
+                    except LogUnavailable as error:
+                        state = str(error)
+                    await asyncio.sleep(FLOOR_POLL_S)
+        except TimeoutError:
+            raise LogBehind(
+                f"the log has not come to {sequence} within {timeout_s:.1f} s: {state}. "
+                "Is the recorder running?"
+            ) from None
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    async def rows(self, session_id: UUID, *, upto: int | None = None) -> list[LogRow]:
+        """All rows of a session, in the order of the log.
+
+        Args:
+            upto: a sequence of the current stream; later rows are left out.
+        """
+        at = session_at(session_id)
+        if upto is None:
+            return await self._log_rows(_ROWS + _ORDER, session_id, at)
+        query = _ROWS.replace(" where", f" cross join ({_FLOOR}) f where") + _UP_TO + _ORDER
+        return await self._log_rows(query, session_id, at, upto)
+
+    async def row(self, session_id: UUID, key: str) -> LogRow | None:
+        """The row under a natural key."""
+        query = _ROWS + " and l.key = $3"
+        found = await self._log_rows(query, session_id, session_at(session_id), key)
+        return found[0] if found else None
+
+    async def step_row(self, session_id: UUID, step: int) -> LogRow | None:
+        """The row of one step."""
+        return await self.row(session_id, keys.step(step))
+
+    async def last_step(self, session_id: UUID) -> int | None:
+        """The highest step that is logged."""
+        found = await self._fetch(
+            "select max(step) from event_log where session_id = $1 and session_at = $2"
+            " and key >= 'step:' and key < 'step;'",
+            session_id,
+            session_at(session_id),
+        )
+        step: int | None = found[0][0]
+        return step
+
+    async def open_sessions(self) -> list[LogRow]:
+        """What happened to the sessions that have neither ended nor been rejected: their requests,
+        cancel requests, placements, starts and releases, in the order of the log."""
+        return await self._log_rows(_OPEN + _ORDER, SYSTEM_SESSION, session_at(SYSTEM_SESSION))
+
+    async def system_rows(self, kind: str) -> list[LogRow]:
+        """Rows about no session, of one kind, such as `worker.fenced`."""
+        query = _ROWS + " and l.kind = $3 and l.step is null" + _ORDER
+        return await self._log_rows(query, SYSTEM_SESSION, session_at(SYSTEM_SESSION), kind)
+
+    # -- specs ---------------------------------------------------------------------------------
+
+    async def spec(self, spec_hash: str) -> SpecContent | None:
+        """A registered spec; None if it is not known."""
+        found = await self.row(SYSTEM_SESSION, keys.spec(spec_hash))
+        if found is None:
+            return None
+        # Bytes are base64 in a fact, as in JSON, and only JSON validation turns them back.
+        fact = SpecFact.model_validate_json(json.dumps(canonical.decode(found.fact)))
+        return SpecContent(fact.spec_hash, fact.kind, fact.content, fact.blob)
+
+    async def known_specs(self) -> dict[str, str]:
+        """Hash to kind of every registered spec."""
+        found = await self._fetch(
+            "select substr(key, 6), fact_json->>'kind' from event_log"
+            " where session_id = $1 and session_at = $2 and key >= 'spec:' and key < 'spec;'",
+            SYSTEM_SESSION,
+            session_at(SYSTEM_SESSION),
+        )
+        return dict([tuple(record) for record in found])

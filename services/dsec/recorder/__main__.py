@@ -1,0 +1,56 @@
+"""`python -m dsec.recorder`: the composition root of the recorder."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+
+import uvloop
+from sqlalchemy.exc import OperationalError
+from tenacity import (
+    AsyncRetrying,
+    before_sleep_log,
+    retry_if_exception_type,
+    wait_random_exponential,
+)
+
+from dsec.platform.bus import Bus
+from dsec.platform.clock import utc_now
+from dsec.platform.db import migrate
+from dsec.platform.settings import configure_logging
+from dsec.recorder.leadership import Recorder
+from dsec.recorder.settings import RecorderSettings
+
+log = logging.getLogger("dsec.recorder")
+
+
+async def serve() -> None:
+    """Migrate, and record until SIGTERM or SIGINT."""
+    settings = RecorderSettings()
+    configure_logging("recorder", settings.log_level)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type(OperationalError),
+        wait=wait_random_exponential(multiplier=0.1, max=settings.retry_wait_s_max),
+        before_sleep=before_sleep_log(log, logging.WARNING),
+        stop=lambda _: stop.is_set(),
+        retry_error_callback=lambda _: None,  # stopped while it waited: nothing to report
+    )
+    await retrying(asyncio.to_thread, migrate, settings.database_url)
+    bus = await Bus.connect(settings.nats_url, "recorder")
+    try:
+        await Recorder(bus, settings, utc_now).run(stop)
+    finally:
+        await bus.close()
+
+
+def main() -> None:
+    """Run the service."""
+    uvloop.run(serve())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Trimming: the stream loses what everybody has, so that it never fills up with what is logged.
+
+Nothing is purged above the log's own floor. Fences and dead letters stay, and so do the
+placements of sessions that live: after a purge of a subject's last message the server forgets its
+sequence, and healthy publishers would be refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from dsec.platform.bus import Bus, ConsumerState, StreamState
+from dsec.recorder.counters import Counters
+from dsec.recorder.settings import RecorderSettings
+from dsec_contracts import EVENTS, SessionPlaced, subjects
+
+log = logging.getLogger(__name__)
+
+WAITED_FOR = ("recorder", "reward", "scheduler", "lane-*")
+"""The durable consumers whose floors hold the stream back."""
+
+TRIMMED = [
+    subject
+    for subject in subjects.STREAM_SUBJECTS
+    if not subject.startswith((subjects.FENCE, subjects.DEAD_LETTER, "dsec.session."))
+] + [
+    subjects.every(event.event_name())
+    for event in EVENTS
+    if event.event_name().startswith("session.") and event is not SessionPlaced
+]
+
+_ENDED = (
+    "select session_id, sequence from event_log"
+    " where step is null and kind = 'session.ended' and epoch = %s"
+    " and sequence > %s and sequence <= %s order by sequence limit %s"
+)
+_TRIMMED_TO = "select placements_trimmed from log_floor where epoch = %s"
+_SET_TRIMMED = "update log_floor set placements_trimmed = %s where epoch = %s"
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """Up to where the stream may go, and who is no longer waited for."""
+
+    sequence: int
+    not_waited_for: tuple[str, ...]
+
+
+def horizon(
+    stream: StreamState, consumers: Iterable[ConsumerState], committed: int, hold_bytes_max: int
+) -> Horizon:
+    """The highest sequence that nobody needs any more. Pure.
+
+    Args:
+        stream: as it was before the consumers were looked at.
+        committed: the log's floor.
+    """
+    mean_bytes = stream.bytes / stream.messages if stream.messages else 0.0
+    lowest = min(committed, stream.last_sequence)
+    left: list[str] = []
+    for consumer in consumers:
+        if not any(fnmatchcase(consumer.name, name) for name in WAITED_FOR):
+            continue
+        if consumer.pending == 0 and consumer.ack_pending == 0:
+            continue  # has all there is for it, wherever its floor lies
+        if (stream.last_sequence - consumer.floor) * mean_bytes > hold_bytes_max:
+            left.append(consumer.name)
+        else:
+            lowest = min(lowest, consumer.floor)
+    return Horizon(lowest, tuple(left))
+
+
+@dataclass(slots=True)
+class Trimmer:
+    """Trims the stream, for as long as this recorder is the one that writes."""
+
+    bus: Bus
+    settings: RecorderSettings
+    now: Callable[[], datetime]
+    epoch: int
+    counters: Counters
+    committed: int
+    _ends: deque[tuple[datetime, int]] = field(default_factory=deque)
+    _trimmed: int = 0
+
+    async def trim_for_ever(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Trim once a period.
+
+        Raises:
+            psycopg.Error: the database is away. The bus's errors likewise.
+        """
+        while True:
+            await asyncio.sleep(self.settings.trim_period_s)
+            await self.trim(connection)
+
+    async def trim(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Purge what everybody has and is old enough."""
+        committed = self.committed
+        stream = await self.bus.stream_state()
+        found = horizon(
+            stream, await self.bus.consumers(), committed, self.settings.trim_hold_bytes_max
+        )
+        self.counters.consumers_not_waited_for = len(found.not_waited_for)
+        for name in found.not_waited_for:
+            log.warning(
+                "consumer %s holds back more than %d bytes of the stream; not waited for, "
+                "it has to rebuild from the log",
+                name,
+                self.settings.trim_hold_bytes_max,
+            )
+        old = min(found.sequence, self.old_enough(stream.last_sequence))
+        if old > self._trimmed:
+            for subject in TRIMMED:
+                await self.bus.purge(subject, old + 1)
+            self._trimmed = old
+        await self._trim_placements(connection, old)
+
+    def old_enough(self, last_sequence: int) -> int:
+        """Where the stream ended `trim_keep_s` ago, as far as is known."""
+        now = self.now()
+        self._ends.append((now, last_sequence))
+        limit = now - timedelta(seconds=self.settings.trim_keep_s)
+        found = 0
+        while self._ends and self._ends[0][0] <= limit:
+            found = self._ends.popleft()[1]
+        if found:
+            self._ends.appendleft((limit, found))
+        return found
+
+    async def _trim_placements(self, connection: psycopg.AsyncConnection[Any], old: int) -> None:
+        epoch = self.epoch
+        cursor = await connection.execute(_TRIMMED_TO, (epoch,))
+        row = await cursor.fetchone()
+        done = row[0] if row else 0
+        cursor = await connection.execute(
+            _ENDED, (epoch, done, old, self.settings.trim_placements_max)
+        )
+        ended: list[tuple[UUID, int]] = await cursor.fetchall()
+        for session_id, sequence in ended:
+            # Up to its end alone: whatever was placed later under this id is not ours to judge.
+            await self.bus.purge(
+                subjects.subject(SessionPlaced.event_name(), session_id), sequence + 1
+            )
+        if ended:
+            await connection.execute(_SET_TRIMMED, (ended[-1][1], epoch))

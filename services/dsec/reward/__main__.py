@@ -1,0 +1,81 @@
+"""`python -m dsec.reward`: the composition root of one replica of the reward service."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import uvloop
+
+from dsec.platform.app import ServiceApp, stop_on_signals
+from dsec.platform.bus import Bus, BusError
+from dsec.platform.clock import utc_now
+from dsec.platform.log import LogReader
+from dsec.platform.objects import ObjectStore
+from dsec.platform.settings import configure_logging
+from dsec.reward.effects import Specs, SpecSource, blob_source, spec_source
+from dsec.reward.handlers import CONSUMER, Rewarder
+from dsec.reward.isolation import Isolation
+from dsec.reward.settings import RewardSettings
+from dsec_contracts import SessionStepped, subjects
+
+log = logging.getLogger("dsec.reward")
+
+EXIT_AGAIN = 1
+"""Something passed away that comes back: the supervisor should start us again."""
+
+
+async def serve(settings: RewardSettings) -> int:
+    """Score until SIGTERM or SIGINT."""
+    log_reader = await LogReader.connect(settings.database_url)
+    url = settings.object_store_url
+    objects = ObjectStore(url) if url else None
+    try:
+        return await score_until_stopped(settings, spec_source(log_reader, objects), objects)
+    finally:
+        await log_reader.close()
+
+
+async def score_until_stopped(
+    settings: RewardSettings, source: SpecSource, objects: ObjectStore | None = None
+) -> int:
+    """The service, with specs from `source`. Returns the process's exit code."""
+    stop = stop_on_signals()
+    name = f"reward-{settings.reward_replica}"
+    bus = await Bus.connect(settings.nats_url, name)
+    functions = Isolation(settings.reward_deadline_s, settings.reward_memory_bytes_max)
+    try:
+        await bus.ensure_stream()
+        specs = Specs(
+            source, wait_s=settings.reward_spec_wait_s, kept_max=settings.reward_specs_max
+        )
+        rewarder = Rewarder(bus, specs, functions, blob_source(objects), settings, utc_now)
+        app = ServiceApp(
+            bus,
+            settings.nats_url,
+            name,
+            stop_s_max=settings.reward_stop_s_max,
+            ack_wait_s=settings.reward_ack_wait_s,
+        )
+        await app.handle(
+            CONSUMER, subjects.every(SessionStepped.event_name()), rewarder.on_session_stepped
+        )
+        await app.run(stop)
+    except BusError as error:
+        log.error("starting anew: %s", error)
+        return EXIT_AGAIN
+    finally:
+        await functions.close()
+        await bus.close()
+    return 0
+
+
+def main() -> int:
+    """Run the service."""
+    settings = RewardSettings()
+    configure_logging("reward", settings.log_level)
+    return uvloop.run(serve(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

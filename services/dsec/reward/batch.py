@@ -1,0 +1,144 @@
+"""One tick's rows in, one tick's rewards out: columns all the way, no model per row. Pure."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, repeat
+from uuid import UUID
+
+import numpy as np
+
+from dsec.reward.fact import env_body, fact_of_body
+from dsec.reward.frames import Failure, Outcome, Task
+from dsec_contracts import RewardMissing, RewardScored, SessionStepped
+from dsec_contracts.columns import VarColumn, fixed_rows
+from dsec_contracts.reward import (
+    RewardCircumstance,
+    RewardColumns,
+    RewardNoticeCircumstance,
+    RewardNoticeFact,
+)
+
+REVISION = 1
+ROW_OVERHEAD_BYTES = 56
+"""A scored row beside its fact: id, step, revision, value, cause, offset."""
+BASE64_GROWTH = 1.35
+PAYLOAD_SHARE_MAX = 0.9
+CAUSE_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of one `session.stepped` message."""
+
+    event: SessionStepped
+
+    @cached_property
+    def sessions(self) -> list[bytes]:
+        """16 bytes each."""
+        return fixed_rows(self.event.row.session_id, 16)
+
+    @cached_property
+    def steps(self) -> tuple[int, ...]:
+        """The step of each row."""
+        return struct.unpack(f"<{self.event.rows}i", self.event.row.step)
+
+    @cached_property
+    def specs(self) -> list[str]:
+        """The hash of each row's reward spec; empty where the message names none."""
+        named = self.event.circumstance.reward_specs
+        return [named.get(session.hex(), "") for session in self.sessions]
+
+    @cached_property
+    def causes(self) -> bytes:
+        """16 bytes each: the head of the chain."""
+        chains = np.frombuffer(self.event.row.chain, "u1").reshape(-1, 32)
+        return chains[:, :CAUSE_BYTES].tobytes()
+
+    def env_outcomes(self) -> list[Outcome]:
+        """Every row's outcome if all were rewarded by their environments."""
+        return [env_body(raw) for raw in fixed_rows(self.event.row.env_reward, 8)]
+
+    def tasks(self, rows: Sequence[int]) -> list[Task]:
+        """What a function is given, for some rows."""
+        row, specs = self.event.row, self.specs
+        facts, before, after = (_some(c, rows) for c in (row.fact, row.prior, row.observation))
+        return list(map(Task, [specs[n] for n in rows], facts, before, after))
+
+    def scored(
+        self, outcomes: Sequence[Outcome], replica: str, message_bytes_max: int
+    ) -> Iterator[RewardScored]:
+        """The rewards of all rows that have one, in as many messages as the size needs."""
+        rows = [n for n, outcome in enumerate(outcomes) if type(outcome) is bytes]
+        bodies = [outcome for outcome in outcomes if type(outcome) is bytes]
+        steps: Sequence[int] = self.steps
+        causes = fixed_rows(self.causes, CAUSE_BYTES)
+        if len(rows) != self.event.rows:
+            steps, causes = [steps[n] for n in rows], [causes[n] for n in rows]
+        facts = list(map(fact_of_body, steps, repeat(REVISION), bodies, causes))
+        for start, stop in _portions(facts, message_bytes_max):
+            yield self._scored(rows[start:stop], bodies[start:stop], facts[start:stop], replica)
+
+    def _scored(
+        self, rows: list[int], bodies: list[bytes], facts: list[bytes], replica: str
+    ) -> RewardScored:
+        row, n = self.event.row, len(rows)
+        session_id, step, causes = row.session_id, row.step, self.causes
+        if n != self.event.rows:
+            session_id, step, causes = (
+                np.frombuffer(column, f"V{width}")[rows].tobytes()
+                for column, width in ((session_id, 16), (step, 4), (causes, CAUSE_BYTES))
+            )
+        # A body starts with the value, big-endian behind one byte.
+        values = np.frombuffer(b"".join([body[1:9] for body in bodies]), ">f8")
+        columns = RewardColumns.model_construct(
+            session_id=session_id,
+            step=step,
+            revision=struct.pack("<i", REVISION) * n,
+            value=values.astype("<f8").tobytes(),
+            cause=causes,
+            fact=VarColumn.pack(facts),
+        )
+        circumstance = RewardCircumstance.model_construct(
+            replica=replica, lane=self.event.circumstance.lane
+        )
+        return RewardScored.model_construct(rows=n, row=columns, circumstance=circumstance)
+
+    def missing(self, outcomes: Sequence[Outcome]) -> Iterator[RewardMissing]:
+        """A notice for each row that has no reward. Its function is at fault, so it is fatal."""
+        for n, outcome in enumerate(outcomes):
+            if isinstance(outcome, Failure):
+                yield RewardMissing(
+                    fact=RewardNoticeFact(
+                        session_id=UUID(bytes=self.sessions[n]),
+                        step=self.steps[n],
+                        code=outcome.code,
+                        fatal=True,
+                        cause=self.causes[n * CAUSE_BYTES : (n + 1) * CAUSE_BYTES],
+                    ),
+                    circumstance=RewardNoticeCircumstance(
+                        message=outcome.message, lane=self.event.circumstance.lane
+                    ),
+                )
+
+
+def _some(column: VarColumn, rows: Sequence[int]) -> list[bytes]:
+    unpacked = column.unpack()
+    return unpacked if len(rows) == len(unpacked) else [unpacked[n] for n in rows]
+
+
+def _portions(facts: Sequence[bytes], message_bytes_max: int) -> Iterator[tuple[int, int]]:
+    """Where to cut so that every message fits. The same facts are always cut the same."""
+    room = int(message_bytes_max * PAYLOAD_SHARE_MAX / BASE64_GROWTH)
+    if facts and sum(map(len, facts)) + len(facts) * ROW_OVERHEAD_BYTES <= room:
+        yield 0, len(facts)
+        return
+    ends = list(accumulate((len(fact) + ROW_OVERHEAD_BYTES for fact in facts), initial=0))
+    start = 0
+    for stop in range(1, len(facts) + 1):
+        if stop == len(facts) or ends[stop + 1] - ends[start] > room:
+            yield start, stop
+            start = stop

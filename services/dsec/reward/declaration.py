@@ -1,0 +1,126 @@
+"""What a reward function is given, and how one is declared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, overload
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+COMPONENTS_MAX = 64
+COMPONENT_NAME_CHARS_MAX = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One environment step, as a reward function sees it.
+
+    Every function gets values of its own: what it does to them reaches nobody else.
+
+    Attributes:
+        observation: what the agent saw before the step; None where the environment's spec records
+            no observations of that size (`observations: {above: none}`).
+        action: what the agent chose and the environment was given.
+        action_params: the parameters beside the action; None if there were none.
+        next_observation: the observation after the step, the final one of an episode included;
+            None like `observation`.
+        env_reward: the environment's own reward.
+        terminated: whether the environment reached an end of its own.
+        truncated: whether the environment cut the episode (a time limit).
+        info: the environment's info of this step.
+        step: from 0 over the whole session.
+        episode: from 0.
+    """
+
+    observation: Any
+    action: Any
+    action_params: Any
+    next_observation: Any
+    env_reward: float
+    terminated: bool
+    truncated: bool
+    info: Any
+    step: int
+    episode: int
+
+
+@overload
+def declare(function: F, /) -> F: ...
+@overload
+def declare(
+    *, weights: Mapping[str, float] | None = None, per: Literal["step", "episode"] = "step"
+) -> Callable[[F], F]: ...
+def declare(
+    function: F | None = None,
+    /,
+    *,
+    weights: Mapping[str, float] | None = None,
+    per: str = "step",
+) -> F | Callable[[F], F]:
+    """Declare a reward function; users write `@dsec.reward(weights={...}, per="step")`.
+
+    The function is `def f(t: Transition, services)` or `async def`, and returns a number or a
+    mapping of named numbers. It must depend on the transition alone. The declaration is kept on the
+    function as `weights` and `per`.
+
+    Args:
+        weights: what each component counts; exactly these must be returned. Without weights every
+            returned component counts 1.0.
+        per: "step".
+
+    Raises:
+        TypeError, ValueError: says which argument is wrong.
+        NotImplementedError: `per="episode"` is reserved.
+    """
+    if per == "episode":
+        raise NotImplementedError('per="episode" is reserved and not implemented yet: per="step"')
+    if per != "step":
+        raise ValueError(f'per must be "step", not {per!r}')
+    checked = check_weights(weights or {})
+
+    def decorate(decorated: F) -> F:
+        if not callable(decorated):
+            raise TypeError(f"dsec.reward decorates a function, not {type(decorated).__name__}")
+        declared: Any = decorated
+        declared.weights = dict(checked)
+        declared.per = per
+        return decorated
+
+    return decorate if function is None else decorate(function)
+
+
+def check_weights(weights: Mapping[str, float]) -> dict[str, float]:
+    """Weights as plain floats.
+
+    Raises:
+        TypeError, ValueError: names the weight that is wrong.
+    """
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"weights maps names to numbers, and is no {type(weights).__name__}")
+    if len(weights) > COMPONENTS_MAX:
+        raise ValueError(f"{len(weights)} weights; a reward has {COMPONENTS_MAX} components")
+    checked: dict[str, float] = {}
+    for name, weight in weights.items():
+        check_name(name)
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)):
+            raise TypeError(f"weight {name!r} must be a number, not {type(weight).__name__}")
+        if not math.isfinite(weight):
+            raise ValueError(f"weight {name!r} is {weight}")
+        checked[name] = float(weight)
+    return checked
+
+
+def check_name(name: Any) -> None:
+    """Refuse what cannot name a component.
+
+    Raises:
+        TypeError, ValueError: says why.
+    """
+    if type(name) is not str:
+        raise TypeError(f"a component's name must be text, not {type(name).__name__}")
+    if not 0 < len(name) <= COMPONENT_NAME_CHARS_MAX:
+        raise ValueError(
+            f"a component's name has 1 to {COMPONENT_NAME_CHARS_MAX} characters, not {len(name)}"
+        )

@@ -1,0 +1,109 @@
+"""What the service and its scoring process say to each other: canonical bytes with a length before.
+
+Not pickle: user code lives in the scoring process, and what it writes must not run in the service.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dsec_contracts.canonical import decode, encode
+from dsec_contracts.columns import VarColumn
+
+LENGTH = struct.Struct("<I")
+FRAME_BYTES_MAX = 1 << 30
+READY = b"ready"
+
+
+class Task(NamedTuple):
+    """One row to be scored by a function. `spec` is the hash of its spec."""
+
+    spec: str
+    fact: bytes
+    observation: bytes
+    next_observation: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a row has no reward."""
+
+    code: str
+    message: str
+
+
+Outcome = bytes | Failure
+"""A row's encoded value and components, or why it has none."""
+
+
+def frame(body: bytes) -> bytes:
+    """`body` with its length before it."""
+    if len(body) > FRAME_BYTES_MAX:
+        raise ValueError(f"a frame of {len(body)} bytes; the limit is {FRAME_BYTES_MAX}")
+    return LENGTH.pack(len(body)) + body
+
+
+def request(tasks: Sequence[Task], send: Mapping[str, bytes], drop: Sequence[str]) -> bytes:
+    """Rows to score, specs that are new to the process, and specs it should forget."""
+    specs = list(dict.fromkeys(task.spec for task in tasks))
+    place = {spec: n for n, spec in enumerate(specs)}
+    columns = [
+        VarColumn.pack(column)
+        for column in (
+            [task.fact for task in tasks],
+            [task.observation for task in tasks],
+            [task.next_observation for task in tasks],
+        )
+    ]
+    return encode(
+        [
+            list(drop),
+            dict(send),
+            specs,
+            struct.pack(f"<{len(tasks)}I", *[place[task.spec] for task in tasks]),
+            [[column.offsets, column.data] for column in columns],
+        ]
+    )
+
+
+def read_request(body: bytes) -> tuple[list[str], dict[str, bytes], list[Task]]:
+    """What `request` was given: specs to forget, new specs, rows."""
+    drop, new, specs, places, columns = decode(body)
+    facts, before, after = (
+        VarColumn.model_construct(offsets=offsets, data=data).unpack() for offsets, data in columns
+    )
+    which = struct.unpack(f"<{len(places) // 4}I", places)
+    tasks = list(map(Task, [specs[n] for n in which], facts, before, after))
+    return drop, new, tasks
+
+
+def reply(outcomes: Sequence[Outcome]) -> bytes:
+    """The outcome of every row, in order."""
+    failures = [
+        [n, outcome.code, outcome.message]
+        for n, outcome in enumerate(outcomes)
+        if isinstance(outcome, Failure)
+    ]
+    column = VarColumn.pack([b"" if isinstance(o, Failure) else o for o in outcomes])
+    return encode([column.offsets, column.data, failures])
+
+
+def read_reply(body: bytes, rows: int) -> list[Outcome]:
+    """What `reply` was given.
+
+    Raises:
+        ValueError: the bytes are no reply to that many rows.
+    """
+    try:
+        offsets, data, failures = decode(body)
+        outcomes: list[Outcome] = list(VarColumn(offsets=offsets, data=data).unpack())
+        for n, code, message in failures:
+            outcomes[n] = Failure(str(code), str(message))
+    except (TypeError, IndexError) as error:
+        raise ValueError(f"no reply: {error}") from error
+    if len(outcomes) != rows:
+        raise ValueError(f"{len(outcomes)} outcomes for {rows} rows")
+    return outcomes

@@ -1,0 +1,208 @@
+"""What becomes of a tick: its rewards are published, then it is acknowledged.
+
+Scoring is a function of the message, so a message may be handled any number of times, by any
+replica, and gives the same facts under the same ids. Trouble of the machine's (no database, no
+bus, no memory for a process) is never a missing reward: the message comes again, later and later.
+Only what no retry can mend is put aside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from pydantic import ValidationError
+
+from dsec.platform.bus import BadMessage, Bus, Message
+from dsec.reward.batch import Batch
+from dsec.reward.effects import Spec, Specs, resolved
+from dsec.reward.frames import Failure, Outcome, Task
+from dsec.reward.settings import RewardSettings
+from dsec_contracts import Envelope, EnvelopeError, SessionStepped, UnknownEvent, keys, subjects
+
+log = logging.getLogger(__name__)
+
+CONSUMER = "reward"
+SOURCE = "dsec/reward"
+
+
+class Functions(Protocol):
+    """Runs users' functions: `Isolation`."""
+
+    async def score(
+        self, tasks: Sequence[Task], contents: Mapping[str, bytes]
+    ) -> list[Outcome]: ...
+
+
+class Rewarder:
+    """Scores ticks."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        specs: Specs,
+        functions: Functions,
+        blobs: Callable[[str], bytes],
+        settings: RewardSettings,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._bus = bus
+        self._specs = specs
+        self._functions = functions
+        self._blobs = blobs
+        self._settings = settings
+        self._now = now
+
+    async def on_session_stepped(self, message: Message) -> None:
+        """Score one tick and acknowledge it; never raises."""
+        signals = _Signals(message, self._settings.reward_ack_wait_s / 2)
+        try:
+            await self._handle(message)
+        except UnknownEvent as error:
+            # Written by a newer version: one of its replicas takes it, or we after the upgrade.
+            log.warning("message %d waits for an upgrade: %s", message.sequence, error)
+            await _settle(message.nak(self._settings.reward_retry_s_max))
+        except (BadMessage, EnvelopeError, ValidationError) as error:
+            await self._put_aside(message, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the message comes again
+            delay_s = self._retry_s(message)
+            log.warning("message %d again in %.1f s: %r", message.sequence, delay_s, error)
+            await _settle(message.nak(delay_s))
+        else:
+            await _settle(message.ack())
+        finally:
+            signals.cancel()
+
+    async def _handle(self, message: Message) -> None:
+        envelope, batch = _read(message)
+        outcomes = await self._outcomes(batch)
+        lane = batch.event.circumstance.lane
+        # Those first: should we die between the two, the repeated message has the same rows.
+        for notice in batch.missing(outcomes):
+            session, step = notice.fact.session_id, notice.fact.step
+            log.warning("%s step %d: %s", session, step, notice.fact.code)
+            await self._bus.publish(
+                notice,
+                lane,
+                source=SOURCE,
+                time=self._now(),
+                event_id=f"reward.{envelope.id}.missing.{session}.{step}",
+                session_id=session,
+                cause=keys.of(session, keys.step(step)),
+                traceparent=envelope.traceparent,
+            )
+        limit = self._bus.max_payload_bytes
+        for part, scored in enumerate(batch.scored(outcomes, self._settings.reward_replica, limit)):
+            await self._bus.publish(
+                scored,
+                lane,
+                source=SOURCE,
+                time=self._now(),
+                event_id=f"reward.{envelope.id}" + (f".{part}" if part else ""),
+                traceparent=envelope.traceparent,
+            )
+
+    async def _outcomes(self, batch: Batch) -> list[Outcome]:
+        specs = {
+            spec_hash: await self._specs.get(spec_hash)
+            for spec_hash in dict.fromkeys(batch.specs)
+            if spec_hash
+        }
+        outcomes = batch.env_outcomes()
+        if "" not in batch.specs and all(spec.is_env for spec in specs.values()):
+            return outcomes
+        functions = []
+        for n, spec_hash in enumerate(batch.specs):
+            spec = specs.get(spec_hash)
+            if spec is None:
+                outcomes[n] = Failure("reward_load_failed", "the step names no reward spec")
+            elif spec.error is not None:
+                outcomes[n] = Failure(spec.error.code, spec.error.message)
+            elif not spec.is_env:
+                functions.append(n)
+        if functions:
+            found = await self._functions.score(
+                await self._tasks(batch, functions), _contents(specs)
+            )
+            for n, outcome in zip(functions, found, strict=True):
+                outcomes[n] = outcome
+        return outcomes
+
+    async def _tasks(self, batch: Batch, rows: Sequence[int]) -> list[Task]:
+        tasks = batch.tasks(rows)
+        if not any(b"\xa2" in (t.observation[:1], t.next_observation[:1]) for t in tasks):
+            return tasks
+        return await asyncio.to_thread(self._resolved, tasks)
+
+    def _resolved(self, tasks: Sequence[Task]) -> list[Task]:
+        return [
+            Task(
+                t.spec,
+                t.fact,
+                resolved(t.observation, self._blobs),
+                resolved(t.next_observation, self._blobs),
+            )
+            for t in tasks
+        ]
+
+    # -- acknowledgements ----------------------------------------------------------------------
+
+    def _retry_s(self, message: Message) -> float:
+        first, most = self._settings.reward_retry_s_min, self._settings.reward_retry_s_max
+        return float(min(most, first * 2 ** min(message.delivered - 1, 30)))
+
+    async def _put_aside(self, message: Message, error: Exception) -> None:
+        log.error("message %d is put aside: %s", message.sequence, error)
+        try:
+            await self._bus.dead_letter(message, CONSUMER, str(error))
+        except Exception as refused:  # noqa: BLE001 - not put aside: it must come again
+            log.warning("and could not be put aside: %r", refused)
+            await _settle(message.nak(self._retry_s(message)))
+        else:
+            await _settle(message.ack())
+
+
+class _Signals:
+    """Tells the server, until cancelled, that a message is being worked on."""
+
+    def __init__(self, message: Message, period_s: float) -> None:
+        self._message = message
+        self._period_s = period_s
+        # A timer and not a task: it costs nothing for the many that are done before it is due.
+        self._timer = asyncio.get_running_loop().call_later(period_s, self._signal)
+        self._task: asyncio.Task[None] | None = None
+
+    def _signal(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._task = loop.create_task(_settle(self._message.in_progress()))
+        self._timer = loop.call_later(self._period_s, self._signal)
+
+    def cancel(self) -> None:
+        """The message is settled."""
+        self._timer.cancel()
+
+
+def _read(message: Message) -> tuple[Envelope, Batch]:
+    event = message.event()
+    if not isinstance(event, SessionStepped):
+        raise BadMessage(f"{type(event).__name__} on {message.subject}")
+    try:
+        subjects.token(event.circumstance.lane)
+    except ValueError as error:
+        raise BadMessage(f"circumstance.lane: {error}") from error
+    return message.envelope(), Batch(event)
+
+
+def _contents(specs: Mapping[str, Spec]) -> dict[str, bytes]:
+    return {spec_hash: spec.content for spec_hash, spec in specs.items()}
+
+
+async def _settle(answer: Awaitable[None]) -> None:
+    """Send an acknowledgement of any kind. One that is lost means one more delivery, no harm."""
+    try:
+        await answer
+    except Exception as error:  # noqa: BLE001 - the client's errors are not for services to know
+        log.warning("an acknowledgement was not sent: %r", error)

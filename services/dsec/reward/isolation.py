@@ -1,0 +1,285 @@
+"""The service's side of the scoring process: keeps one, watches it, settles what it did not.
+
+The rules, for rows whose functions misbehave:
+
+* A row that takes longer than the deadline has the process killed; it is `reward_deadline`.
+* A row at which the process dies is tried once more, alone and in a new process, since a process
+  may die for reasons of the machine's; at the second death it is `reward_crashed`.
+* All other rows of the message are scored as if nothing had happened, in the new process: functions
+  depend on their transition alone, so scoring a row twice changes nothing.
+* A spec with `FAULTS_MAX` such rows in a row is not tried again for `FAULT_REST_S`: its rows get
+  the code of the last one at once. Or a thousand sessions of one broken function would cost a
+  deadline each, one after the other.
+
+The service itself neither hangs nor restarts, and a message that was half done when *the service*
+died needs no special care on redelivery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import mmap
+import os
+import signal
+import sys
+import tempfile
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+
+from dsec.reward.frames import (
+    FRAME_BYTES_MAX,
+    LENGTH,
+    READY,
+    Failure,
+    Outcome,
+    Task,
+    frame,
+    read_reply,
+    request,
+)
+from dsec.reward.scoring_process import NO_ROW, PROGRESS
+
+log = logging.getLogger(__name__)
+
+START_WAIT_S_MAX = 30.0
+WATCH_SLICES = 10
+"""The deadline is counted in slices that this process itself was awake for: a machine that stood
+still for a minute is nobody's fault."""
+SPECS_MAX = 256
+FAULTS_MAX = 3
+FAULT_REST_S = 60.0
+ROW_DEATHS_MAX = 2
+
+
+class ScoringUnavailable(Exception):
+    """No scoring process can be started: the machine's trouble, not the function's."""
+
+
+class _Gone(Exception):
+    """The scoring process ended, at this row of the request; None: at none of them."""
+
+    def __init__(self, row: int | None, stuck: bool) -> None:
+        self.row = row
+        self.stuck = stuck
+
+
+class _Process:
+    """One scoring process, from its start to its death."""
+
+    def __init__(self, process: asyncio.subprocess.Process, progress: mmap.mmap) -> None:
+        self._process = process
+        self._progress = progress
+        self._stuck = False
+        self.specs: OrderedDict[str, None] = OrderedDict()
+
+    @classmethod
+    async def start(cls, memory_bytes_max: int) -> _Process:
+        """Start one and wait until it is ready."""
+        with tempfile.TemporaryFile() as file:
+            file.truncate(PROGRESS.size)
+            progress = mmap.mmap(file.fileno(), PROGRESS.size)
+            # No address of a server for user code; hash order and time zone fixed for all.
+            kept = {k: v for k, v in os.environ.items() if not k.startswith("DSEC_")}
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "dsec.reward.scoring_process",
+                f"--progress-fd={file.fileno()}",
+                f"--memory-bytes-max={memory_bytes_max}",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                pass_fds=(file.fileno(),),
+                env={**kept, "PYTHONHASHSEED": "0", "TZ": "UTC"},
+                start_new_session=True,
+                limit=1 << 20,
+            )
+        started = cls(process, progress)
+        try:
+            async with asyncio.timeout(START_WAIT_S_MAX):
+                ready = await started._read()
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
+            await started.kill()
+            raise ScoringUnavailable(f"the scoring process did not start: {error!r}") from error
+        if ready != READY:
+            await started.kill()
+            raise ScoringUnavailable("the scoring process did not say that it is ready")
+        return started
+
+    async def score(
+        self, tasks: Sequence[Task], contents: Mapping[str, bytes], deadline_s: float
+    ) -> list[Outcome]:
+        """The outcomes of rows.
+
+        Raises:
+            _Gone: the process died on the way, or had to be killed.
+        """
+        send, drop = self._introduce(tasks, contents)
+        PROGRESS.pack_into(self._progress, 0, NO_ROW)
+        watch = asyncio.create_task(self._watch(deadline_s))
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(frame(request(tasks, send, drop)))
+            await self._process.stdin.drain()
+            return read_reply(await self._read(), len(tasks))
+        except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
+            row = PROGRESS.unpack_from(self._progress, 0)[0]
+            log.warning("the scoring process is gone: %r", error)
+            await self.kill()
+            raise _Gone(row if 0 <= row < len(tasks) else None, self._stuck) from error
+        finally:
+            watch.cancel()
+
+    def _introduce(
+        self, tasks: Sequence[Task], contents: Mapping[str, bytes]
+    ) -> tuple[dict[str, bytes], list[str]]:
+        """The specs that the process does not know yet, and those that it should forget."""
+        needed = dict.fromkeys(task.spec for task in tasks)
+        send = {spec: contents[spec] for spec in needed if spec not in self.specs}
+        for spec in needed:
+            self.specs[spec] = None
+            self.specs.move_to_end(spec)
+        drop = []
+        while len(self.specs) > max(SPECS_MAX, len(needed)):
+            drop.append(self.specs.popitem(last=False)[0])
+        return send, drop
+
+    async def _read(self) -> bytes:
+        assert self._process.stdout is not None
+        size = LENGTH.unpack(await self._process.stdout.readexactly(LENGTH.size))[0]
+        if size > FRAME_BYTES_MAX:
+            raise ValueError(f"a frame of {size} bytes")
+        return await self._process.stdout.readexactly(size)
+
+    async def _watch(self, deadline_s: float) -> None:
+        """Kill the process once it has been at one row for the deadline."""
+        at, slices = NO_ROW, 0
+        while True:
+            await asyncio.sleep(deadline_s / WATCH_SLICES)
+            row = PROGRESS.unpack_from(self._progress, 0)[0]
+            at, slices = row, slices + 1 if row == at else 0
+            if slices >= WATCH_SLICES:
+                self._stuck = True
+                self._kill_group()
+
+    async def kill(self) -> None:
+        """End it, and whatever it started."""
+        self._kill_group()
+        await self._process.wait()
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+class Isolation:
+    """Scores rows in a scoring process, whatever the functions do."""
+
+    def __init__(self, deadline_s: float, memory_bytes_max: int) -> None:
+        self._deadline_s = deadline_s
+        self._memory_bytes_max = memory_bytes_max
+        self._process: _Process | None = None
+        self._faults: OrderedDict[str, tuple[int, float, Failure]] = OrderedDict()
+
+    async def close(self) -> None:
+        """End the scoring process."""
+        if self._process is not None:
+            await self._process.kill()
+            self._process = None
+
+    async def score(self, tasks: Sequence[Task], contents: Mapping[str, bytes]) -> list[Outcome]:
+        """The outcome of every row.
+
+        Args:
+            contents: the content of every spec that the rows name.
+
+        Raises:
+            ScoringUnavailable: no process could be started.
+        """
+        outcomes: list[Outcome | None] = [None] * len(tasks)
+        deaths: dict[int, int] = {}
+        groups = deque([list(range(len(tasks)))])
+        while groups:
+            group = self._refused(groups.popleft(), tasks, outcomes)
+            if not group:
+                continue
+            try:
+                found = await self._attempt([tasks[n] for n in group], contents)
+            except _Gone as gone:
+                groups.extendleft(reversed(self._after(gone, group, tasks, outcomes, deaths)))
+                continue
+            for n, outcome in zip(group, found, strict=True):
+                outcomes[n] = outcome
+                if deaths.get(n) is None:
+                    self._faults.pop(tasks[n].spec, None)
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    async def _attempt(self, tasks: Sequence[Task], contents: Mapping[str, bytes]) -> list[Outcome]:
+        if self._process is None:
+            self._process = await _Process.start(self._memory_bytes_max)
+        try:
+            return await self._process.score(tasks, contents, self._deadline_s)
+        except BaseException:
+            # Cancelled in the middle, its next reply would be the wrong one.
+            process, self._process = self._process, None
+            await process.kill()
+            raise
+
+    def _after(
+        self,
+        gone: _Gone,
+        group: list[int],
+        tasks: Sequence[Task],
+        outcomes: list[Outcome | None],
+        deaths: dict[int, int],
+    ) -> list[list[int]]:
+        """The groups to score next, after the process died at a row of `group`."""
+        if gone.row is None and len(group) > 1:
+            # Nobody knows at which: halves lead there.
+            middle = len(group) // 2
+            return [group[:middle], group[middle:]]
+        row = group[gone.row or 0]
+        rest = [n for n in group if n != row]
+        deaths[row] = deaths.get(row, 0) + 1
+        if gone.stuck:
+            outcomes[row] = self._fault(
+                tasks[row].spec,
+                Failure(
+                    "reward_deadline",
+                    f"the reward function took longer than {self._deadline_s:g} s",
+                ),
+            )
+        elif deaths[row] >= ROW_DEATHS_MAX:
+            outcomes[row] = self._fault(
+                tasks[row].spec, Failure("reward_crashed", "the reward function ends its process")
+            )
+        else:
+            return [rest, [row]]
+        return [rest]
+
+    def _fault(self, spec: str, failure: Failure) -> Failure:
+        count = self._faults.get(spec, (0, 0.0, failure))[0] + 1
+        log.error("reward spec %s: %s (%d in a row)", spec, failure.code, count)
+        self._faults[spec] = (count, asyncio.get_running_loop().time(), failure)
+        self._faults.move_to_end(spec)
+        while len(self._faults) > SPECS_MAX:
+            self._faults.popitem(last=False)
+        return failure
+
+    def _refused(
+        self, group: list[int], tasks: Sequence[Task], outcomes: list[Outcome | None]
+    ) -> list[int]:
+        """The rows to try; those of specs that are not tried for now get their outcome."""
+        if not self._faults:
+            return group
+        now = asyncio.get_running_loop().time()
+        resting = {
+            spec: failure
+            for spec, (count, since, failure) in self._faults.items()
+            if count >= FAULTS_MAX and now - since < FAULT_REST_S
+        }
+        for n in group:
+            if tasks[n].spec in resting:
+                outcomes[n] = resting[tasks[n].spec]
+        return [n for n in group if outcomes[n] is None]

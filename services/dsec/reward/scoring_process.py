@@ -1,0 +1,133 @@
+"""The scoring process: where users' reward functions run (`python -m dsec.reward.scoring_process`).
+
+A function may block for ever, call `os._exit`, exhaust memory or crash in compiled code, at the
+first attempt or at a later one. So none runs in the service itself: this disposable process reads
+rows from a pipe and writes outcomes to another, and before each row it notes the row's number in
+memory that it shares with the service, which therefore knows at whose step it hung or died.
+
+It holds no connection and is handed no address of any server. That is protection against mistakes,
+not against malice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import mmap
+import os
+import resource
+import signal
+import struct
+import sys
+from typing import BinaryIO
+
+from dsec.platform import virtual
+from dsec.platform.interposition import TorchInterposition
+from dsec.platform.virtual_torch import uses_torch
+from dsec.reward.frames import LENGTH, READY, Failure, Outcome, Task, frame, read_request, reply
+from dsec.reward.score import RewardError, Scorer, load_scorer
+from dsec.session.code import CodeNamespace
+from dsec.session.machine import Interposition, PlainInterposition
+
+_PR_SET_PDEATHSIG = 1
+PROGRESS = struct.Struct("<q")
+NO_ROW = -1
+"""Before the first row and behind the last one."""
+
+
+class Scorers:
+    """The specs that are loaded. The service says which: it knows what is in use."""
+
+    def __init__(self) -> None:
+        self._content: dict[str, bytes] = {}
+        self._loaded: dict[str, Scorer | Failure] = {}
+
+    def add(self, specs: dict[str, bytes]) -> None:
+        """Know these from now on. They are loaded at their first row, so that a spec whose import
+        hangs is found at that row."""
+        self._content |= specs
+
+    def drop(self, spec: str) -> None:
+        """Forget one."""
+        self._content.pop(spec, None)
+        scorer = self._loaded.pop(spec, None)
+        if isinstance(scorer, Scorer):
+            scorer.unload()
+
+    def score(self, task: Task) -> Outcome:
+        """The outcome of one row."""
+        scorer = self._loaded.get(task.spec)
+        if scorer is None:
+            scorer = self._loaded[task.spec] = self._load(task.spec)
+        if isinstance(scorer, Failure):
+            return scorer
+        try:
+            return scorer.score(task.fact, task.observation, task.next_observation).body()
+        except RewardError as error:
+            return Failure(error.code, error.message)
+
+    def _load(self, spec: str) -> Scorer | Failure:
+        try:
+            return load_scorer(spec, self._content[spec], _interpose)
+        except RewardError as error:
+            return Failure(error.code, error.message)
+
+
+def _interpose(code: CodeNamespace) -> Interposition:
+    return TorchInterposition() if uses_torch(code) else PlainInterposition()
+
+
+def serve(requests: BinaryIO, replies: BinaryIO, progress: mmap.mmap) -> None:
+    """Score what comes until the other side closes the pipe."""
+    scorers = Scorers()
+    _write(replies, READY)
+    while True:
+        start = requests.read(LENGTH.size)
+        if len(start) < LENGTH.size:
+            return
+        body = requests.read(LENGTH.unpack(start)[0])
+        drop, specs, tasks = read_request(body)
+        for spec in drop:
+            scorers.drop(spec)
+        scorers.add(specs)
+        outcomes = []
+        for n, task in enumerate(tasks):
+            PROGRESS.pack_into(progress, 0, n)
+            outcomes.append(scorers.score(task))
+        PROGRESS.pack_into(progress, 0, NO_ROW)
+        _write(replies, reply(outcomes))
+
+
+def _write(replies: BinaryIO, body: bytes) -> None:
+    replies.write(frame(body))
+    replies.flush()
+
+
+def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """The pipes to the service, out of reach of `print` and `input` in user code."""
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    return requests, replies
+
+
+def main() -> None:
+    """Run until the service closes the pipe, or dies."""
+    parser = argparse.ArgumentParser(prog="python -m dsec.reward.scoring_process")
+    parser.add_argument("--progress-fd", type=int, required=True)
+    parser.add_argument("--memory-bytes-max", type=int, required=True)
+    arguments = parser.parse_args()
+    if sys.platform == "linux":
+        # The end of the pipe would not stop a function that never returns.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        limit = arguments.memory_bytes_max
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    requests, replies = _own_pipes()
+    progress = mmap.mmap(arguments.progress_fd, PROGRESS.size)
+    virtual.install()
+    serve(requests, replies, progress)
+
+
+if __name__ == "__main__":
+    main()

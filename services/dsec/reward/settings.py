@@ -1,0 +1,34 @@
+"""Settings of the reward service, all from `DSEC_*` variables."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Annotated
+
+from pydantic import Field
+
+from dsec.platform.settings import Settings
+
+
+class RewardSettings(Settings):
+    """One replica."""
+
+    reward_replica: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
+    """How this replica is named in what it publishes."""
+    reward_ack_wait_s: Annotated[float, Field(ge=1, le=300)] = 5.0
+    """A killed replica's message is another's after this. Longer work signals itself."""
+    reward_deadline_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
+    """A function that takes longer for one step is `reward_deadline`."""
+    reward_memory_bytes_max: Annotated[int, Field(ge=1 << 28)] = 4 << 30
+    """What the process that runs the functions may allocate."""
+    reward_specs_max: Annotated[int, Field(ge=1)] = 256
+    """Specs kept in memory."""
+    reward_spec_wait_s: Annotated[float, Field(ge=0)] = 10.0
+    """How long one delivery waits for a spec to be in the log."""
+    reward_retry_s_min: Annotated[float, Field(gt=0)] = 0.2
+    """The first wait before a message that could not be handled is delivered again."""
+    reward_retry_s_max: Annotated[float, Field(gt=0)] = 30.0
+    """Waits double up to this."""
+    reward_stop_s_max: Annotated[float, Field(gt=0)] = 25.0
+    """How long a stop waits for the message at hand; then another replica gets it."""

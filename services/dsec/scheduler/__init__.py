@@ -1,0 +1,1 @@
+"""The scheduler: admits, queues, places, re-places and ends sessions."""

@@ -1,0 +1,275 @@
+"""What the scheduler reads from the log: where the log stands, and what it holds of sessions.
+
+A scheduler that starts takes its state from the log up to the floor and from the stream after it.
+Requests beyond `sessions_queued_max` wait in the log and are read from here in their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+from uuid import UUID
+
+from sqlalchemy import ARRAY, DateTime, Uuid, bindparam, text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from dsec.platform.db import async_engine
+from dsec.scheduler.admission import Prior, digest_of
+from dsec.scheduler.state import CancelCode
+from dsec_contracts import keys
+from dsec_contracts.canonical import decode
+from dsec_contracts.envelope import Event
+from dsec_contracts.session import (
+    RequestFact,
+    SessionCancelRequested,
+    SessionPlaced,
+    SessionReleased,
+    SessionRequested,
+)
+from dsec_contracts.worker import WorkerFenced
+
+CONNECTIONS_MAX = 4
+ROWS_AT_ONCE_MAX = 256
+EPOCH_BITS = 44
+"""A stream has fewer than 2**44 messages: an older epoch's positions lie that far below."""
+
+_EVENTS: dict[str, type[Event]] = {
+    event.event_name(): event
+    for event in (
+        SessionRequested,
+        SessionCancelRequested,
+        SessionPlaced,
+        SessionReleased,
+        WorkerFenced,
+    )
+}
+_SYSTEM = {"system": keys.SYSTEM_SESSION, "system_at": keys.session_time(keys.SYSTEM_SESSION)}
+
+_FLOOR = text("select epoch, sequence, stream_created from log_floor order by epoch desc limit 1")
+_SPECS = text(
+    "select fact_json->>'spec_hash', fact_json->>'kind' from event_log "
+    "where kind = 'spec.registered' and step is null"
+)
+_POLICIES = text("select key from event_log where kind = 'policy.published' and step is null")
+_FENCES = text(
+    "select kind, epoch, sequence, fact, circumstance::text from event_log "
+    "where kind = 'worker.fenced' and step is null and (epoch, sequence) <= (:epoch, :sequence)"
+)
+_PLACED = text(
+    """
+    with open as (
+        select p.session_id, p.session_at from event_log p
+        where p.kind = 'session.placed' and p.step is null and p.key = 'placed:1'
+        and not exists (
+            select from event_log e where e.session_id = p.session_id
+            and e.session_at = p.session_at and e.key = 'ended'
+        )
+    )
+    select l.kind, l.epoch, l.sequence, l.fact, l.circumstance::text
+    from open join event_log l using (session_id, session_at)
+    where l.step is null and (l.epoch, l.sequence) <= (:epoch, :sequence)
+    and l.kind in ('session.requested', 'session.cancel_requested', 'session.placed',
+                   'session.released')
+    """
+)
+_WAITING = text(
+    """
+    select r.event_id, r.epoch, r.sequence, r.fact, c.circumstance->>'code'
+    from event_log r
+    left join event_log c on c.session_id = r.session_id and c.session_at = r.session_at
+        and c.key = 'cancel_requested'
+    where r.kind = 'session.requested' and r.step is null
+    and (r.epoch, r.sequence) >= (:from_epoch, :from_sequence)
+    and (r.epoch, r.sequence) <= (:epoch, :sequence)
+    and not exists (
+        select from event_log o where o.session_id = r.session_id
+        and o.session_at = r.session_at and o.key in ('ended', 'placed:1')
+    )
+    and not exists (
+        select from event_log j where j.session_id = :system and j.session_at = :system_at
+        and j.key = 'rejected:' || r.event_id
+    )
+    order by r.epoch, r.sequence limit :limit
+    """
+)
+_PRIOR = text(
+    """
+    select r.session_id, r.key, r.epoch, r.sequence, r.fact, r.circumstance->>'code', exists (
+        select from event_log j where j.session_id = :system and j.session_at = :system_at
+        and j.key = 'rejected:' || r.event_id
+    )
+    from event_log r
+    where r.session_id = any(:ids) and r.session_at between :earliest and :latest
+    and r.key in ('requested', 'cancel_requested')
+    """
+).bindparams(
+    bindparam("ids", type_=ARRAY(Uuid())),
+    bindparam("earliest", type_=DateTime(timezone=True)),
+    bindparam("latest", type_=DateTime(timezone=True)),
+)
+_TAIL = text(
+    """
+    select
+        (select chain from event_log where session_id = :id and session_at = :at
+            and key = 'started'),
+        (select chain from event_log where session_id = :id and session_at = :at
+            and kind = 'session.stepped' order by step desc limit 1),
+        count(*), coalesce(max(step) + 1, 0), count(*) filter (where terminated or truncated)
+    from event_log
+    where session_id = :id and session_at = :at and kind = 'session.stepped'
+    """
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Floor:
+    """All up to here is in the log."""
+
+    epoch: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class FloorRow:
+    """The floor, and the stream that its epoch counts in."""
+
+    floor: Floor
+    stream_created: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRequest:
+    """A request that the log holds and that nothing came of yet."""
+
+    event_id: str
+    at: Floor
+    request: RequestFact
+    cancel: CancelCode | None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTail:
+    """How far a session got: its last chain (None: it never started), steps, finished episodes."""
+
+    chain: bytes | None
+    steps: int
+    episodes: int
+
+
+class LogGap(Exception):
+    """The log lacks a step of a session: it must not be folded."""
+
+
+def flat(at: Floor, epoch: int) -> int:
+    """A position as one integer, from the viewpoint of `epoch`: older epochs are negative."""
+    return at.sequence - ((epoch - at.epoch) << EPOCH_BITS)
+
+
+class History:
+    """The queries. All read committed rows only; those that fold stop at a floor."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    @classmethod
+    def connect(cls, database_url: str) -> Self:
+        """Queries on connections of their own, opened as they are needed."""
+        return cls(async_engine(database_url, connections_max=CONNECTIONS_MAX))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._engine.dispose()
+
+    async def _rows(self, query: Any, parameters: dict[str, Any]) -> list[Any]:
+        async with self._engine.connect() as connection:
+            return list((await connection.execute(query, parameters)).all())
+
+    async def floor(self) -> FloorRow | None:
+        """The floor; None where nothing was ever recorded."""
+        rows = await self._rows(_FLOOR, {})
+        return FloorRow(Floor(rows[0][0], rows[0][1]), rows[0][2]) if rows else None
+
+    async def specs(self) -> dict[str, str]:
+        """Spec hash to kind."""
+        return {row[0]: row[1] for row in await self._rows(_SPECS, {})}
+
+    async def policies(self) -> set[str]:
+        """`name@version` of every published policy."""
+        found = await self._rows(_POLICIES, {})
+        return {row[0].removeprefix("policy:").replace(".", "@", 1) for row in found}
+
+    async def placed(self, floor: Floor) -> AsyncIterator[tuple[Floor, Event]]:
+        """What was said of sessions that were placed and have not ended, and of fenced workers,
+        in the order of the stream, up to `floor`."""
+        parameters = {"epoch": floor.epoch, "sequence": floor.sequence}
+        rows = await self._rows(_PLACED, parameters) + await self._rows(_FENCES, parameters)
+        rows.sort(key=lambda row: (row[1], row[2]))
+        for number, (kind, epoch, sequence, fact, circumstance) in enumerate(rows):
+            if number % ROWS_AT_ONCE_MAX == 0:
+                await asyncio.sleep(0)  # a lease has to be renewed meanwhile
+            yield Floor(epoch, sequence), _event(kind, fact, circumstance)
+
+    async def waiting(self, start: Floor, floor: Floor, limit: int) -> list[LoggedRequest]:
+        """Requests from `start` to `floor` that were neither placed, ended nor rejected."""
+        parameters = {
+            "from_epoch": start.epoch,
+            "from_sequence": start.sequence,
+            "epoch": floor.epoch,
+            "sequence": floor.sequence,
+            "limit": limit,
+        }
+        rows = await self._rows(_WAITING, parameters | _SYSTEM)
+        return [
+            LoggedRequest(
+                event_id,
+                Floor(epoch, sequence),
+                RequestFact.model_validate(decode(fact)),
+                _cancel_code(code),
+            )
+            for event_id, epoch, sequence, fact, code in rows
+        ]
+
+    async def prior(self, asked: dict[UUID, Floor]) -> dict[UUID, Prior]:
+        """What the log knows of ids that are asked for, each at a position of the stream."""
+        times = [keys.session_time(session_id) for session_id in asked]
+        window = {"ids": list(asked), "earliest": min(times), "latest": max(times)}
+        found: dict[UUID, Prior] = {}
+        for session_id, key, epoch, sequence, fact, code, refused in await self._rows(
+            _PRIOR, window | _SYSTEM
+        ):
+            known = found.get(session_id, Prior(None, False))
+            if key == keys.CANCEL_REQUESTED:
+                found[session_id] = Prior(known.facts, known.refused, _cancel_code(code or "?"))
+            else:
+                earlier = Floor(epoch, sequence) < asked[session_id]
+                facts = digest_of(fact) if earlier else None
+                found[session_id] = Prior(facts, refused, known.cancel)
+        return found
+
+    async def tail(self, session_id: UUID) -> SessionTail:
+        """How far a session got.
+
+        Raises:
+            LogGap: a step is missing.
+        """
+        at = keys.session_time(session_id)
+        rows = await self._rows(_TAIL, {"id": session_id, "at": at})
+        started, last, rows_found, steps, episodes = rows[0]
+        if rows_found != steps:
+            raise LogGap(f"session {session_id} has {rows_found} step rows of {steps} steps")
+        return SessionTail(last if steps else started, steps, episodes)
+
+
+def _event(kind: str, fact: bytes, circumstance: str | None) -> Event:
+    value = {"fact": decode(fact), "circumstance": json.loads(circumstance or "{}")}
+    return _EVENTS[kind].model_validate(value)
+
+
+def _cancel_code(code: str | None) -> CancelCode | None:
+    if code is None:
+        return None
+    return "deadline" if code == "deadline" else "cancelled"

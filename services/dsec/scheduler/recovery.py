@@ -1,0 +1,104 @@
+"""Recovery: the state that a scheduler starts with, from the log up to the floor.
+
+What comes after the floor is in the stream, so that a scheduler that takes over at any moment has
+the state of the one before it. Requests that wait are not read here: like all that are beyond the
+queue's bound, they are taken from the log as there is room (`overflow` says from where).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from sqlalchemy.exc import SQLAlchemyError
+from tenacity import (
+    AsyncRetrying,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_exponential,
+)
+
+from dsec.platform.bus import Bus, StreamState
+from dsec.scheduler.decider import evolve
+from dsec.scheduler.history import Floor, FloorRow, History, flat
+from dsec.scheduler.state import SchedulerState
+
+log = logging.getLogger(__name__)
+
+LOG_WAIT_S_MAX = 600.0
+LOG_POLL_S_MIN = 0.05
+LOG_POLL_S_MAX = 2.0
+
+
+class LogNotReady(Exception):
+    """The log does not say yet where the stream goes on."""
+
+
+LOG_AWAY = (SQLAlchemyError, OSError, LogNotReady)
+"""How it shows that the log cannot be read now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """Where the state ends in the stream, and from where requests wait in the log."""
+
+    floor: Floor
+    overflow: Floor | None
+
+
+def patiently() -> AsyncRetrying:
+    """Retries reads of the log while it is away, up to `LOG_WAIT_S_MAX`."""
+    return AsyncRetrying(
+        stop=stop_after_delay(LOG_WAIT_S_MAX),
+        wait=wait_exponential(multiplier=LOG_POLL_S_MIN, max=LOG_POLL_S_MAX),
+        retry=retry_if_exception_type(LOG_AWAY),
+        reraise=True,
+    )
+
+
+def start_floor(row: FloorRow | None, stream: StreamState) -> Floor:
+    """Where in the stream a scheduler goes on.
+
+    Raises:
+        LogNotReady: the floor is one of another stream, and this one has lost its beginning: only
+            the recorder can say.
+    """
+    if (
+        row is not None
+        and row.stream_created == stream.created
+        and row.floor.sequence <= stream.last_sequence
+    ):
+        return row.floor
+    if stream.first_sequence > 1:
+        raise LogNotReady("the log's floor is not one of this stream: is the recorder running?")
+    # Nothing of this stream is logged yet, and all of it is there: its epoch is the next one.
+    return Floor(row.floor.epoch + 1 if row is not None else 1, 0)
+
+
+async def recover(bus: Bus, history: History, state: SchedulerState) -> Recovered:
+    """Fill `state` from the log.
+
+    Raises:
+        LogNotReady, SQLAlchemyError, OSError: the log could not be read for `LOG_WAIT_S_MAX`.
+    """
+
+    floor = Floor(0, 0)
+    async for attempt in patiently():
+        with attempt:
+            row = await history.floor()
+            floor = start_floor(row, await bus.stream_state())
+            if row is None:
+                return Recovered(floor, None)
+    state.specs.update(await history.specs())
+    state.policies.update(await history.policies())
+    async for at, event in history.placed(floor):
+        evolve(state, event, flat(at, floor.epoch))
+    log.info(
+        "from the log up to %d.%d: %d placed sessions, %d specs, %d policies",
+        floor.epoch,
+        floor.sequence,
+        len(state.sessions),
+        len(state.specs),
+        len(state.policies),
+    )
+    return Recovered(floor, Floor(0, 0))

@@ -1,0 +1,137 @@
+"""`scheduler.config.yaml`: how the scheduler is set, field by field.
+
+An unknown key is refused and the known ones are named, so that a typing error never becomes a
+default; a key that the design reserves is refused by its name until it does what it says.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from dsec.scheduler.placement import RESERVED_RULES, RULES
+
+CONFIG_VARIABLE = "DSEC_SCHEDULER_CONFIG"
+"""The environment variable with the path of the file; without it the defaults hold."""
+
+RESERVED_KEYS = (
+    "autoscaling",
+    "curriculum",
+    "execution_plan",
+    "fair_share",
+    "rate_limited_services",
+    "resource_overcommit_ratio",
+    "reward_variance_window",
+    "worker_pool",
+)
+"""Keys that the design names and that do nothing yet."""
+
+
+class ConfigError(ValueError):
+    """A `scheduler.config.yaml` that cannot be used. Names the file and the key."""
+
+
+class Section(BaseModel):
+    """A part of the file: frozen; unknown and reserved keys are refused by name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys_only(cls, value: Any) -> Any:
+        if value is None:  # a section with nothing in it
+            return {}
+        if not isinstance(value, dict):
+            raise ValueError("must be a mapping of keys to values")
+        for key in value:
+            if key in RESERVED_KEYS:
+                raise ValueError(f"{key} is reserved and not implemented yet: leave it out")
+            if key not in cls.model_fields:
+                known = ", ".join(sorted(cls.model_fields))
+                raise ValueError(f"{key} is no known key; known are {known}")
+        return value
+
+
+class SessionLifecycle(Section):
+    """How often and how patiently a session is brought back."""
+
+    max_restarts: Annotated[int, Field(ge=0, le=1_000, strict=True)] = 16
+    """Placements after deaths that the session's own code caused; one more death ends it."""
+    restart_wait_s: Annotated[float, Field(gt=0, le=3_600)] = 60.0
+    """How long to wait for the log to pass a fence before trying again later."""
+
+
+class SchedulerConfig(Section):
+    """The whole file."""
+
+    placement: str = "round_robin"
+    """The rule by which sessions are given to workers."""
+    heartbeat_period_s: Annotated[float, Field(gt=0, le=60)] = 1.0
+    """How often a worker says that it is alive."""
+    heartbeat_limit_s: Annotated[float, Field(gt=0, le=600)] = 4.0
+    """A worker that is silent for longer is dead."""
+    session_lifecycle: SessionLifecycle = SessionLifecycle()
+    worker_deaths_max: Annotated[int, Field(ge=1, le=100_000, strict=True)] = 64
+    """Deaths of workers that a session may see without being their cause; then it ends, code
+    `infrastructure`."""
+    sessions_queued_max: Annotated[int, Field(ge=1, le=10_000_000, strict=True)] = 100_000
+    """Sessions that wait in memory. Beyond it requests wait in the log, in their order, and are
+    taken from there as places become free; none is refused."""
+
+    @field_validator("placement")
+    @classmethod
+    def _placement(cls, value: str) -> str:
+        if value in RESERVED_RULES:
+            raise ValueError(f"{value} is reserved and not implemented yet: use round_robin")
+        if value not in RULES:
+            raise ValueError(f"{value} is no placement rule; known are {', '.join(sorted(RULES))}")
+        return value
+
+    @model_validator(mode="after")
+    def _limit_over_period(self) -> SchedulerConfig:
+        if self.heartbeat_limit_s < 2 * self.heartbeat_period_s:
+            raise ValueError(
+                f"heartbeat_limit_s ({self.heartbeat_limit_s:g}) must be at least twice "
+                f"heartbeat_period_s ({self.heartbeat_period_s:g}): one late heartbeat is no death"
+            )
+        return self
+
+
+def load_config(path: Path | None = None) -> SchedulerConfig:
+    """Read the file at `path`, or at `DSEC_SCHEDULER_CONFIG`, or take the defaults.
+
+    Raises:
+        ConfigError: the file cannot be read, is no YAML mapping, or holds a key or value that
+            is not accepted.
+    """
+    if path is None:
+        named = os.environ.get(CONFIG_VARIABLE)
+        if not named:
+            return SchedulerConfig()
+        path = Path(named)
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} is no YAML: {error}") from error
+    try:
+        return SchedulerConfig.model_validate(content)
+    except ValidationError as error:
+        found = []
+        for item in error.errors(include_url=False):
+            where = ".".join(str(part) for part in item["loc"])
+            message = item["msg"].removeprefix("Value error, ")
+            found.append(f"{where}: {message}" if where else message)
+        raise ConfigError(f"{path}: {'; '.join(found)}") from error

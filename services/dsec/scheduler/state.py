@@ -1,0 +1,239 @@
+"""What the scheduler knows: sessions, workers, specs and policies, with the indexes it needs.
+
+All of it is a fold of the log and the stream, so a scheduler that takes over has the same state.
+Only `decider.evolve` and its neighbours write here. Nothing scans all sessions: waiting ones are in
+heaps, deadlines are in a heap, a worker has the set of its sessions and a count for each lane.
+
+Sequences are positions in the stream. Those of an older epoch, whose stream is gone, are negative,
+so that one integer orders everything.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Generic, Literal, TypeVar
+from uuid import UUID
+
+from dsec_contracts.session import RequestFact
+from dsec_contracts.worker import Culprit, DeathReason
+
+CLOSED_SESSIONS_MAX = 100_000
+"""Ended and refused sessions that are remembered; older ones are looked up in the log."""
+EARLY_CANCELS_MAX = 10_000
+"""Cancels of sessions that are not in memory; older ones are looked up in the log."""
+REJECTED_EVENTS_MAX = 100_000
+"""Ids of rejected events that are remembered; a repeat of an older one is rejected again, under
+the same key."""
+
+CancelCode = Literal["cancelled", "deadline"]
+K = TypeVar("K", UUID, str)
+
+
+@dataclass(slots=True)
+class Session:
+    """A session that has not ended."""
+
+    request: RequestFact
+    facts: bytes
+    """Digest of the canonical request: what makes a repeated request the same."""
+    position: int
+    """Of its request: the order of the queue among equal priorities."""
+    status: Literal["queued", "placed"] = "queued"
+    attempt: int = 0
+    worker: str | None = None
+    lane: str | None = None
+    previous_lane: str | None = None
+    placed_sequence: int = 0
+    """The last sequence of its placements: what the next placement must name."""
+    moved_sequence: int = 0
+    """Of the last event that placed it or took it from a worker."""
+    cause: str = ""
+    """The natural key of what put it into the queue."""
+    reason: str = "admitted"
+    deaths: dict[int, int] = field(default_factory=dict)
+    """Deaths of workers that it caused, by step."""
+    death_reason: DeathReason | None = None
+    restarts: int = 0
+    bystander_deaths: int = 0
+    alone: bool = False
+    cancel: CancelCode | None = None
+    in_flight: Literal["place", "end"] | None = None
+    """What was issued for it and has not come back on the stream."""
+    cancel_in_flight: bool = False
+
+    @property
+    def session_id(self) -> UUID:
+        """Its id."""
+        return self.request.session_id
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """What a supervisor says of a dead worker."""
+
+    reason: DeathReason
+    culprit: Culprit | None
+    detail: str
+
+
+@dataclass(slots=True)
+class Worker:
+    """A worker that is not fenced."""
+
+    name: str
+    node: str = ""
+    lanes: tuple[str, ...] = ()
+    capacity_sessions: int = 0
+    isolated: bool = False
+    ready: bool = False
+    heard_at_s: float | None = None
+    """On a monotonic clock; None where it is known from the log alone."""
+    death: Death | None = None
+    sessions: set[UUID] = field(default_factory=set)
+    """Those it has, and those whose placement is in flight."""
+    lane_counts: dict[str, int] = field(default_factory=dict)
+    fence_in_flight: bool = False
+
+
+class Bounded(OrderedDict[K, bytes], Generic[K]):
+    """A mapping that forgets its oldest entry when it is full."""
+
+    def __init__(self, entries_max: int) -> None:
+        super().__init__()
+        self._entries_max = entries_max
+
+    def remember(self, key: K, value: bytes = b"") -> None:
+        """Add or refresh an entry."""
+        self[key] = value
+        self.move_to_end(key)
+        if len(self) > self._entries_max:
+            self.popitem(last=False)
+
+
+class SchedulerState:
+    """The state object. `listening_since_s`: since when heartbeats could have been heard."""
+
+    def __init__(self, listening_since_s: float = 0.0) -> None:
+        self.specs: dict[str, str] = {}
+        self.policies: set[str] = set()
+        self.sessions: dict[UUID, Session] = {}
+        self.workers: dict[str, Worker] = {}
+        self.fenced: set[str] = set()
+        self.closed: Bounded[UUID] = Bounded(CLOSED_SESSIONS_MAX)
+        """Ended sessions: the digest of their request, or b"" where it is not known."""
+        self.refused: Bounded[UUID] = Bounded(CLOSED_SESSIONS_MAX)
+        """Sessions whose one request was refused: the digest of that request."""
+        self.rejected_events: Bounded[str] = Bounded(REJECTED_EVENTS_MAX)
+        self.early_cancels: Bounded[UUID] = Bounded(EARLY_CANCELS_MAX)
+        self.listening_since_s = listening_since_s
+        self.review: set[UUID] = set()
+        """Queued sessions that may have to end instead of being placed."""
+        self.queued = 0
+        self._queues: tuple[list[tuple[int, int, UUID]], list[tuple[int, int, UUID]]] = ([], [])
+        self._deadlines: list[tuple[datetime, UUID]] = []
+
+    # -- the queue -----------------------------------------------------------------------------
+
+    def add(self, session: Session) -> None:
+        """A session became known; it waits."""
+        self.sessions[session.session_id] = session
+        self.watch(session)
+        self.queued += 1
+        self.push(session)
+
+    def push(self, session: Session) -> None:
+        """Put a waiting session where the next placement finds it."""
+        entry = (-session.request.priority, session.position, session.session_id)
+        heapq.heappush(self._queues[session.alone], entry)
+
+    def first(self, alone: bool, count: int) -> list[Session]:
+        """The first `count` waiting sessions. The queue stays as it is, but for entries that no
+        longer wait, which are dropped here."""
+        queue = self._queues[alone]
+        found: dict[UUID, Session] = {}
+        kept = []
+        while queue and len(found) < count:
+            entry = heapq.heappop(queue)
+            session = self.sessions.get(entry[2])
+            if session is None or session.alone != alone or entry[2] in found:
+                continue
+            if session.status == "queued" and session.in_flight is None:
+                found[entry[2]] = session
+                kept.append(entry)
+        for entry in kept:
+            heapq.heappush(queue, entry)
+        return list(found.values())
+
+    def watch(self, session: Session) -> None:
+        """Look at the session when its deadline has passed."""
+        if session.request.deadline is not None:
+            heapq.heappush(self._deadlines, (session.request.deadline, session.session_id))
+
+    def overdue(self, now: datetime) -> list[Session]:
+        """Open sessions past their deadline that nobody has asked to stop. Entries of others are
+        dropped here."""
+        found: dict[UUID, Session] = {}
+        while self._deadlines and self._deadlines[0][0] <= now:
+            session = self.sessions.get(heapq.heappop(self._deadlines)[1])
+            if session is None or session.cancel is not None or session.cancel_in_flight:
+                continue
+            if session.in_flight != "end":
+                found[session.session_id] = session
+        for session in found.values():
+            self.watch(session)
+        return list(found.values())
+
+    # -- where sessions are --------------------------------------------------------------------
+
+    def attach(self, session: Session, worker: str, lane: str) -> None:
+        """Count a session on a worker's lane, placed or about to be."""
+        self.detach(session)
+        session.worker, session.lane = worker, lane
+        entry = self.workers.get(worker)
+        if entry is None:
+            entry = self.workers[worker] = Worker(worker)
+        entry.sessions.add(session.session_id)
+        entry.lane_counts[lane] = entry.lane_counts.get(lane, 0) + 1
+
+    def detach(self, session: Session) -> None:
+        """The session is on no worker any more."""
+        entry = self.workers.get(session.worker or "")
+        if entry is not None and session.session_id in entry.sessions:
+            entry.sessions.discard(session.session_id)
+            entry.lane_counts[session.lane or ""] -= 1
+        session.worker = session.lane = None
+
+    def mark_placed(self, session: Session) -> None:
+        """It no longer waits."""
+        if session.status == "queued":
+            session.status = "placed"
+            self.queued -= 1
+
+    def requeue(self, session: Session) -> None:
+        """It lost its worker and waits again."""
+        if session.status == "placed":
+            session.status = "queued"
+            self.queued += 1
+        session.previous_lane = session.lane or session.previous_lane
+        self.detach(session)
+        self.review.add(session.session_id)
+        self.push(session)
+
+    def forget(self, session: Session) -> None:
+        """It is no session after all, or none any more."""
+        del self.sessions[session.session_id]
+        self.queued -= session.status == "queued"
+        self.detach(session)
+        self.review.discard(session.session_id)
+
+    def close(self, session_id: UUID, facts: bytes = b"") -> None:
+        """It has ended."""
+        session = self.sessions.get(session_id)
+        if session is not None:
+            facts = session.facts
+            self.forget(session)
+        self.early_cancels.pop(session_id, None)
+        self.closed.remember(session_id, facts or self.closed.get(session_id, b""))

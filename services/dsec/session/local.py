@@ -1,0 +1,229 @@
+"""A whole session in one process: no bus, no database, a list in place of the log.
+
+The rows have the shape the database gives, so folds, verification and tests take them as they are.
+It is also what checks an agent, an environment and a reward function before they are registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from uuid import UUID
+
+from dsec.session.documents import AgentDocument, EnvDocument, seal
+from dsec.session.io import (
+    Ended,
+    Input,
+    SessionConfig,
+    Started,
+    Stepped,
+    missing_input,
+    reward_input,
+)
+from dsec.session.log_row import LogRow
+from dsec.session.machine import Interposition, SessionMachine
+from dsec.session.program import Program, load_program
+from dsec_contracts import Event, RewardMissing, SessionEnded, SessionStarted, keys
+from dsec_contracts.canonical import encode
+from dsec_contracts.keys import session_time
+from dsec_contracts.reward import RewardNoticeCircumstance, RewardNoticeFact
+from dsec_contracts.session import (
+    EndedCircumstance,
+    EndedFact,
+    RequestFact,
+    SessionRequested,
+    StartedCircumstance,
+    StartedFact,
+)
+
+CAUSE_BYTES = 16
+
+
+class ScoreLike(Protocol):
+    """A reward: the weighted total and its components, name to (score, weight)."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def components(self) -> Mapping[str, Any]: ...
+
+
+class ScorerLike(Protocol):
+    """What gives a step its reward, deterministically. It raises where it cannot; `code` and
+    `fatal` of the error, where it has them, go into the notice that there is no reward."""
+
+    def score(self, step_fact: bytes, observation: bytes, next_observation: bytes) -> ScoreLike: ...
+
+
+def scored_fact(step: int, score: ScoreLike, cause: bytes, revision: int = 1) -> bytes:
+    """The canonical fact of a reward."""
+    components = {name: list(pair) for name, pair in score.components.items()}
+    return encode([step, revision, score.value, components, cause])
+
+
+@dataclass(slots=True)
+class MemoryLog:
+    """The rows of one session, each a message of its own."""
+
+    session_id: UUID
+    rows: list[LogRow] = field(default_factory=list)
+
+    def append(self, key: str, kind: str, fact: bytes, **columns: Any) -> None:
+        """One more row, behind all others."""
+        sequence = len(self.rows) + 1
+        self.rows.append(
+            LogRow(
+                session_id=self.session_id,
+                key=key,
+                kind=kind,
+                version=1,
+                epoch=1,
+                sequence=sequence,
+                index=0,
+                fact=fact,
+                event_id=f"{self.session_id}.{sequence}",
+                event_time=session_time(self.session_id),
+                **columns,
+            )
+        )
+
+    def event(self, key: str, event: Event, **columns: Any) -> None:
+        """The row of a cold event."""
+        circumstance: Any = getattr(event, "circumstance").model_dump(mode="json")  # noqa: B009
+        fact = encode(event.fact_value())
+        self.append(key, event.event_name(), fact, circumstance=circumstance, **columns)
+
+    def started(self, output: Started, attempt: int = 1) -> None:
+        """The row of a start."""
+        event = SessionStarted(
+            fact=StartedFact(session_id=self.session_id, reset=output.reset, chain=output.chain),
+            circumstance=StartedCircumstance(attempt=attempt, observation=output.observation),
+        )
+        self.event(
+            keys.STARTED,
+            event,
+            attempt=attempt,
+            chain=output.chain,
+            observation=output.observation,
+        )
+
+    def stepped(self, output: Stepped, attempt: int = 1) -> None:
+        """The row of a step."""
+        self.append(
+            keys.step(output.step),
+            "session.stepped",
+            output.fact,
+            step=output.step,
+            episode=output.episode,
+            attempt=attempt,
+            value=output.env_reward,
+            terminated=output.terminated,
+            truncated=output.truncated,
+            chain=output.chain,
+            observation=output.observation,
+            reset_observation=output.reset_observation or None,
+            extras=output.extras or None,
+            cause=output.cause,
+        )
+
+    def scored(self, step: int, value: float, fact: bytes, revision: int = 1) -> None:
+        """The row of a reward."""
+        key, cause = keys.reward(step, revision), keys.step(step)
+        self.append(key, "reward.scored", fact, step=step, value=value, cause=cause)
+
+    def missing(self, given: Input) -> None:
+        """The row of a notice that a reward will not come."""
+        event = RewardMissing(
+            fact=RewardNoticeFact(
+                session_id=self.session_id,
+                step=given.ordinal,
+                code=given.code,
+                fatal=given.fatal,
+                cause=given.cause,
+            ),
+            circumstance=RewardNoticeCircumstance(message=given.message),
+        )
+        self.event(keys.reward_missing(given.ordinal), event, step=given.ordinal)
+
+    def ended(self, output: Ended, attempt: int = 1) -> None:
+        """The row of an end."""
+        event = SessionEnded(
+            fact=EndedFact(
+                session_id=self.session_id,
+                status=output.status,
+                code=output.code,
+                steps=output.steps,
+                episodes=output.episodes,
+                inputs=output.inputs,
+                chain=output.chain,
+            ),
+            circumstance=EndedCircumstance(attempt=attempt, message=output.message),
+        )
+        self.event(keys.ENDED, event, attempt=attempt, chain=output.chain)
+
+
+def local_program(
+    agent: AgentDocument,
+    agent_files: Mapping[str, bytes],
+    env: EnvDocument,
+    env_files: Mapping[str, bytes],
+) -> Program:
+    """The program of documents and files that are not registered.
+
+    Raises:
+        ProgramError: see `load_program`.
+    """
+    return load_program(*seal("agent", agent, agent_files), *seal("env", env, env_files))
+
+
+def run_in_memory(
+    program: Program,
+    config: SessionConfig,
+    session_id: UUID,
+    scorer: ScorerLike,
+    *,
+    interposition: Interposition | None = None,
+    request: RequestFact | None = None,
+    steps_max: int | None = None,
+) -> list[LogRow]:
+    """Run a session and give the rows of its log.
+
+    Args:
+        scorer: what rewards the steps.
+        request: logged as the first row where it is given.
+        steps_max: stop there, without an end, as a session does whose worker is killed.
+    """
+    log = MemoryLog(session_id)
+    if request is not None:
+        log.event(keys.REQUESTED, SessionRequested(fact=request))
+    machine = SessionMachine(program, config, interposition)
+    output = machine.start()
+    if isinstance(output, Started):
+        log.started(output)
+        prior = output.observation
+        while machine.ended is None and (steps_max is None or machine.steps < steps_max):
+            stepped = machine.step()
+            if isinstance(stepped, Stepped):
+                log.stepped(stepped)
+                machine.deliver(_reward(log, scorer, stepped, prior))
+                prior = stepped.reset_observation or stepped.observation
+    if machine.ended is not None:
+        log.ended(machine.ended)
+    machine.close()
+    return log.rows
+
+
+def _reward(log: MemoryLog, scorer: ScorerLike, stepped: Stepped, prior: bytes) -> Input:
+    """Score a step, log the reward or that there is none, and give it as the session's input."""
+    step, cause = stepped.step, stepped.chain[:CAUSE_BYTES]
+    try:
+        score = scorer.score(stepped.fact, prior, stepped.observation)
+        fact = scored_fact(step, score, cause)
+    except Exception as error:  # noqa: BLE001 - the reward function is user code
+        code, fatal = getattr(error, "code", "reward_raised"), getattr(error, "fatal", False)
+        notice = missing_input(step, str(code), bool(fatal), str(error), cause)
+        log.missing(notice)
+        return notice
+    log.scored(step, score.value, fact)
+    return reward_input(step, score.value, fact, cause)

@@ -1,0 +1,382 @@
+"""Re-execution: a fresh machine driven through what the log has, each output compared.
+
+The same code serves a restart, which stops at the log's tail and goes live, and verification,
+which goes to the end. Every recorded output names the inputs delivered before it, so these and no
+others are delivered, in that order. What the log has is never guessed: a gap in its steps is an
+error, and the first output that comes out differently is named with its field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from dsec.session import log_row
+from dsec.session.chain import chain_end, digest16
+from dsec.session.io import (
+    REWARD,
+    Ended,
+    Input,
+    Started,
+    Stepped,
+    cancel_input,
+    missing_input,
+    reward_input,
+)
+from dsec.session.log_row import (
+    RecordedGap,
+    Row,
+    circumstance_map,
+    ended_fact,
+    fact_bytes,
+    fact_map,
+    position,
+)
+from dsec.session.machine import OWN_CODES, SessionMachine
+from dsec_contracts.canonical import CanonicalError, decode, encode
+from dsec_contracts.step import STEP_FIELDS
+
+_INPUTS = STEP_FIELDS.index("inputs")
+_ACTION = STEP_FIELDS.index("action")
+_ENDED_FIELDS = ("status", "code", "steps", "episodes", "inputs", "chain")
+_CAUSE_BYTES = 16
+_HEAD_BYTES = {24: 2, 25: 3, 26: 5, 27: 9}
+
+
+class RecordedInvalid(ValueError):
+    """A fact of the log cannot be read. Names its key."""
+
+
+@dataclass(slots=True)
+class RecordedStep:
+    """A step as the log has it."""
+
+    step: int
+    fact: bytes
+    chain: bytes
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What the log has of one session, as a re-execution needs it.
+
+    `reset` is canonical `[state_hash, observation_hash, info]`, None where the session never
+    started; `steps` run from 0 without a gap; `inputs` are in the order of their positions, the
+    first of each kind and ordinal.
+    """
+
+    reset: bytes | None = None
+    chain_0: bytes | None = None
+    steps: list[RecordedStep] = field(default_factory=list)
+    inputs: list[Input] = field(default_factory=list)
+    ended: Ended | None = None
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Row]) -> Recorded:
+        """Read the rows of one session, in any order and however often repeated.
+
+        Raises:
+            RecordedGap: a step is missing.
+            RecordedInvalid: a fact is not what its kind says.
+        """
+        ordered = sorted(rows, key=position)
+        recorded = cls()
+        steps: dict[int, RecordedStep] = {}
+        inputs: dict[tuple[str, int], Input] = {}
+        for row in ordered:
+            if row.kind == log_row.STEPPED:
+                assert row.step is not None
+                if row.step not in steps:
+                    fact, chain = bytes(row.fact), bytes(row.chain or b"")
+                    steps[row.step] = RecordedStep(row.step, fact, chain)
+                continue
+            try:
+                recorded._take(row, inputs)
+            except (ValueError, KeyError, TypeError, IndexError) as error:
+                raise RecordedInvalid(f"{row.key} cannot be read: {error!r}") from error
+        recorded.steps = [steps[n] for n in sorted(steps)]
+        recorded.inputs = list(inputs.values())
+        for n, step in enumerate(recorded.steps):
+            if step.step != n:
+                raise RecordedGap(n, step.step)
+        return recorded
+
+    def _take(self, row: Row, inputs: dict[tuple[str, int], Input]) -> None:
+        if row.kind == log_row.STARTED and self.reset is None:
+            fact = fact_map(row)
+            self.reset, self.chain_0 = fact_bytes(fact, "reset"), fact_bytes(fact, "chain")
+        elif row.kind == log_row.ENDED and self.ended is None:
+            self.ended = ended_of(row)
+        else:
+            given = input_of(row)
+            if given is not None:
+                inputs.setdefault((given.kind, given.ordinal), given)
+
+    def decision(self, step: int) -> dict[str, Any]:
+        """What the agent decided at a recorded step."""
+        return {"action": decode(self.steps[step].fact)[_ACTION]}
+
+
+def ended_of(row: Row) -> Ended:
+    """The end that a row tells of.
+
+    Raises:
+        ValueError, KeyError: the fact is not that of an end.
+    """
+    fact = ended_fact(row)
+    return Ended(
+        fact.status,
+        fact.code,
+        fact.steps,
+        fact.episodes,
+        fact.inputs,
+        fact.chain,
+        str(circumstance_map(row).get("message", "")),
+    )
+
+
+def input_of(row: Row) -> Input | None:
+    """The input that a row is to its session, or None. Later revisions of a reward are none.
+
+    Raises:
+        ValueError, KeyError: the fact is not what its kind says.
+    """
+    if row.kind == log_row.REWARD_SCORED:
+        fact, step = bytes(row.fact), row.step
+        assert step is not None
+        if row.key != f"reward:{step}.1":
+            return None
+        assert row.value is not None
+        return reward_input(step, row.value, fact, fact[-_CAUSE_BYTES:])
+    if row.kind == log_row.REWARD_MISSING:
+        notice, told = fact_map(row), circumstance_map(row)
+        return missing_input(
+            notice["step"],
+            notice["code"],
+            bool(notice.get("fatal", False)),
+            str(told.get("message", "")),
+            fact_bytes(notice, "cause"),
+        )
+    if row.kind == log_row.CANCEL_REQUESTED:
+        told = circumstance_map(row)
+        return cancel_input(str(told.get("code", "cancelled")), str(told.get("reason") or ""))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first output that came out differently.
+
+    `step` is None for the first reset (`reset`, `chain_0`) and for the end (`status`, `code`,
+    `steps`, `episodes`, `inputs`, `chain`). `field` is one of `STEP_FIELDS` for a step, or
+    `chain`; `status` where one side ended and the other did not; `fact` where the recorded bytes
+    are no fact at all. `expected` is the log's, `actual` the re-execution's.
+    """
+
+    step: int | None
+    field: str
+    expected: Any
+    actual: Any
+
+
+class _Named:
+    """Finds the inputs that outputs name. Mostly it is the next one, and no fact is decoded."""
+
+    __slots__ = ("_by_name", "_next", "inputs", "taken")
+
+    def __init__(self, inputs: list[Input]) -> None:
+        self.inputs = inputs
+        self.taken: set[int] = set()
+        self._next = 0
+        self._by_name: dict[tuple[str, int], int] | None = None
+
+    def of_step(self, fact: bytes) -> list[Input]:
+        """The inputs that a step names.
+
+        Raises:
+            _NotInLog: one is not there, or not with this hash.
+            ValueError, TypeError, IndexError: the fact is none.
+        """
+        at = 1
+        for _ in range(_INPUTS):  # step and episode: the items before the inputs
+            at += _HEAD_BYTES.get(fact[at] & 31, 1)
+        if fact[at] == 0x80:
+            return []
+        if self._next < len(self.inputs):
+            given = self.inputs[self._next]
+            if fact[at] == 0x81 and fact.startswith(given.name(), at + 1):
+                self.taken.add(self._next)
+                self._next += 1
+                return [given]
+        return self.of_names(decode(fact)[_INPUTS])
+
+    def of_names(self, names: list[Any]) -> list[Input]:
+        """The inputs of `[[kind, ordinal, hash], ...]`."""
+        if self._by_name is None:
+            self._by_name = {(g.kind, g.ordinal): n for n, g in enumerate(self.inputs)}
+        result = []
+        for kind, ordinal, digest in names:
+            n = self._by_name.get((kind, ordinal))
+            if n is None or digest16(self.inputs[n].fact) != digest:
+                actual = None if n is None else [kind, ordinal, digest16(self.inputs[n].fact)]
+                raise _NotInLog([kind, ordinal, digest], actual)
+            self.taken.add(n)
+            self._next = n + 1
+            result.append(self.inputs[n])
+        return result
+
+
+class _NotInLog(Exception):
+    def __init__(self, expected: list[Any], actual: list[Any] | None) -> None:
+        super().__init__(expected)
+        self.expected = expected
+        self.actual = actual
+
+
+def rerun(machine: SessionMachine, recorded: Recorded) -> Divergence | None:
+    """Drive a fresh machine through the record and name the first difference, if there is one.
+
+    Afterwards, if all is equal, the machine stands where the log stops: at its end, or live with
+    its last output unanswered. A log without a start and without an end leaves it untouched.
+
+    The agent of a D1 session is not asked; the recorded actions drive the environment, and the
+    agent hears its rewards.
+    """
+    if not machine.deterministic:
+        machine.recorded_actions = recorded.decision
+    try:
+        return _rerun(machine, recorded, _Named(recorded.inputs))
+    finally:
+        machine.recorded_actions = None
+
+
+def undelivered(recorded: Recorded, machine: SessionMachine) -> list[Input]:
+    """The inputs that no output of the log names, in the order of their positions.
+
+    They are delivered to a machine that `rerun` has brought to the tail; what is stale among them
+    changes nothing. Empty once the machine has ended.
+    """
+    if machine.ended is not None:
+        return []
+    named = _Named(recorded.inputs)
+    for step in recorded.steps:
+        named.of_step(step.fact)
+    return [given for n, given in enumerate(recorded.inputs) if n not in named.taken]
+
+
+def _rerun(machine: SessionMachine, recorded: Recorded, named: _Named) -> Divergence | None:
+    if recorded.reset is None:
+        if recorded.steps:
+            return Divergence(None, "reset", None, "the log has steps and no start")
+    else:
+        divergence = _compare_start(machine.start(), recorded)
+        if divergence is not None:
+            return divergence
+    for step in recorded.steps:
+        divergence = _rerun_step(machine, step, named)
+        if divergence is not None:
+            return divergence
+    return None if recorded.ended is None else _rerun_end(machine, recorded, named)
+
+
+def _compare_start(output: Started | Ended, recorded: Recorded) -> Divergence | None:
+    if isinstance(output, Ended):
+        return Divergence(None, "status", "started", _told(output))
+    if output.reset != recorded.reset:
+        return Divergence(None, "reset", _value(recorded.reset or b""), _value(output.reset))
+    if output.chain != recorded.chain_0:
+        return Divergence(None, "chain_0", recorded.chain_0, output.chain)
+    return None
+
+
+def _rerun_step(machine: SessionMachine, step: RecordedStep, named: _Named) -> Divergence | None:
+    try:
+        for given in named.of_step(step.fact):
+            machine.deliver(given)
+        if machine.recorded_actions is not None:
+            decode(step.fact)[_ACTION]
+    except _NotInLog as missing:
+        return Divergence(step.step, "inputs", missing.expected, missing.actual)
+    except (ValueError, TypeError, IndexError):
+        value = _value(step.fact)
+        if isinstance(value, list) and len(value) == len(STEP_FIELDS):
+            return Divergence(step.step, "inputs", value[_INPUTS], None)
+        return Divergence(step.step, "fact", step.fact, None)
+    if machine.ended is not None:
+        return Divergence(step.step, "status", "stepped", _told(machine.ended))
+    if machine.awaiting is not None:
+        waits = [[REWARD, machine.awaiting]]
+        return Divergence(step.step, "inputs", decode(step.fact)[_INPUTS], waits)
+    output = machine.step()
+    if isinstance(output, Ended):
+        return Divergence(step.step, "status", "stepped", _told(output))
+    if output.fact != step.fact:
+        return _first_difference(step, output)
+    if output.chain != step.chain:
+        return Divergence(step.step, "chain", step.chain, output.chain)
+    return None
+
+
+def _first_difference(step: RecordedStep, output: Stepped) -> Divergence:
+    expected, actual = _value(step.fact), _value(output.fact)
+    if isinstance(expected, list) and len(expected) == len(STEP_FIELDS):
+        for name, one, other in zip(STEP_FIELDS, expected, actual, strict=True):
+            if encode(one) != encode(other):
+                return Divergence(step.step, name, one, other)
+    return Divergence(step.step, "fact", step.fact, output.fact)
+
+
+def _rerun_end(machine: SessionMachine, recorded: Recorded, named: _Named) -> Divergence | None:
+    ended = cast(Ended, recorded.ended)
+    if ended.steps > len(recorded.steps):
+        raise RecordedGap(len(recorded.steps))
+    own = ended.status == "failed" and ended.code in OWN_CODES
+    if recorded.reset is None and own:
+        machine.start()
+    try:
+        for given in named.of_names(decode(ended.inputs)):
+            machine.deliver(given)
+    except _NotInLog as missing:
+        return Divergence(None, "inputs", missing.expected, missing.actual)
+    except (ValueError, TypeError, IndexError):
+        return Divergence(None, "inputs", ended.inputs, None)
+    # The decision that a D1 session failed with is not in the log, so that cannot happen again.
+    waits = machine.chain is None or machine.awaiting is not None
+    if machine.ended is None and own and machine.deterministic and not waits:
+        machine.step()
+    return _compare_end(machine, ended)
+
+
+def _compare_end(machine: SessionMachine, ended: Ended) -> Divergence | None:
+    actual = machine.ended
+    if actual is None:
+        unexplained = ended.status == "completed" or (
+            ended.status == "failed" and ended.code in OWN_CODES and machine.deterministic
+        )
+        if unexplained:
+            return Divergence(None, "status", ended.status, "not ended")
+        # It was ended from outside: crashed, out of memory, cancelled before it began. What is
+        # left to check is that the end closes this log.
+        steps, episodes = machine.steps, machine.episodes
+        status, code, inputs = ended.status, ended.code, ended.inputs
+        chain = chain_end(machine.chain, status, code, steps, episodes, inputs)
+        actual = Ended(status, code, steps, episodes, inputs, chain)
+    for name in _ENDED_FIELDS:
+        expected, got = getattr(ended, name), getattr(actual, name)
+        if expected != got:
+            if name == "inputs":
+                expected, got = _value(expected), _value(got)
+            return Divergence(None, name, expected, got)
+    return None
+
+
+def _value(data: bytes) -> Any:
+    try:
+        return decode(data)
+    except CanonicalError:
+        return data
+
+
+def _told(ended: Ended) -> str:
+    return f"{ended.status}: {ended.code}: {ended.message}".removesuffix(": ")

@@ -1,0 +1,199 @@
+"""The views on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from dsec.platform import db
+from dsec.platform.log import session_at
+from dsec_contracts import SYSTEM_SESSION
+
+pytestmark = pytest.mark.postgres
+NOW = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
+A = UUID("01a22b62-cb9a-7845-b0fc-9a0059a193e6")
+B = UUID("01a22b62-cb9b-7845-b0fc-9a0059a193e6")
+REQUEST = {"seed": 7, "labels": {"team": "blue"}, "group_id": "g", "max_steps": 3}
+
+
+class Log:
+    """Rows are put in as a recorder would."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self.connection = connection
+        self.sequence = 0
+
+    def put(self, session_id: UUID, key: str, kind: str, **columns: Any) -> None:
+        self.sequence += 1
+        for name in ("fact_json", "circumstance"):
+            if name in columns:
+                columns[name] = json.dumps(columns[name])
+        row = {
+            "session_id": session_id,
+            "session_at": session_at(session_id),
+            "sequence": self.sequence,
+            "event_time": NOW,
+            "epoch": 1,
+            "index": 0,
+            "version": 1,
+            "kind": kind,
+            "key": key,
+            "fact": b"f",
+            "event_id": f"e{self.sequence}",
+        } | columns
+        names = ", ".join(f'"{name}"' for name in row)
+        marks = ", ".join(["%s"] * len(row))
+        statement = f"insert into event_log ({names}) values ({marks})"
+        self.connection.execute(statement, list(row.values()))
+
+    def step(self, session_id: UUID, n: int, **columns: Any) -> None:
+        values = {"step": n, "value": 1.0, "terminated": False, "truncated": False, "attempt": 1}
+        chain = bytes([n]) * 32
+        self.put(session_id, f"step:{n}", "session.stepped", chain=chain, **(values | columns))
+
+    def one(self, text: str, *arguments: object) -> tuple[Any, ...]:
+        row = self.connection.execute(text, arguments or None).fetchone()
+        assert row is not None
+        found: tuple[Any, ...] = row
+        return found
+
+    def status(self, session_id: UUID) -> str:
+        return str(
+            self.one("select status from session_summary where session_id=%s", session_id)[0]
+        )
+
+
+@pytest.fixture
+def log(fresh_database_url: str) -> Iterator[Log]:
+    db.migrate(fresh_database_url)
+    with psycopg.connect(fresh_database_url, autocommit=True) as connection:
+        yield Log(connection)
+
+
+def test_the_summary_of_a_session_over_its_life(log: Log) -> None:
+    log.put(A, "requested", "session.requested", fact_json=REQUEST, policy="sales@v1")
+    log.put(B, "requested", "session.requested", fact_json=REQUEST)
+    assert log.status(A) == "queued"
+    log.put(A, "placed:1", "session.placed", attempt=1, fact_json={"worker": "w1"})
+    log.put(A, "placed:2", "session.placed", attempt=2, fact_json={"worker": "w2"})
+    assert log.status(A) == "running"
+    log.put(A, "started", "session.started", chain=b"\7" * 32)
+    columns = "steps, episodes, reward_total, rewards_missing, attempts, chain_hash, policy"
+    summary = f"select {columns} from session_summary where session_id = %s"
+    assert log.one(summary, A) == (0, 0, None, 0, 2, "07" * 32, "sales@v1")
+    log.step(A, 0, terminated=True)
+    log.step(A, 1)
+    log.step(A, 2)
+    log.put(A, "reward:0.1", "reward.scored", step=0, value=1.0)
+    log.put(A, "reward:0.2", "reward.scored", step=0, value=10.0)
+    log.put(A, "reward:0.10", "reward.scored", step=0, value=100.0)
+    log.put(A, "reward:1.1", "reward.scored", step=1, value=-0.5)
+    log.put(A, "reward_missing:0", "reward.missing", step=0, fact_json={"code": "late"})
+    log.put(A, "reward_missing:2", "reward.missing", step=2, fact_json={"code": "gone"})
+    assert log.one(summary, A) == (3, 1, 99.5, 1, 2, "02" * 32, "sales@v1")
+    assert log.one(summary, B) == (0, 0, None, 0, 0, None, None)
+    fact = {"status": "completed", "code": "max_steps", "steps": 3, "episodes": 1}
+    log.put(A, "ended", "session.ended", chain=b"\x0a" * 32, fact_json=fact)
+    assert log.status(A) == "completed"
+    assert log.one(summary, A) == (3, 1, 99.5, 1, 2, "0a" * 32, "sales@v1")
+    found = log.one(
+        "select code, seed, labels, group_id, max_steps, ended_at from session_summary"
+        " where session_id = %s and session_at = session_time(%s)",
+        A,
+        A,
+    )
+    assert found == ("max_steps", 7, {"team": "blue"}, "g", 3, NOW)
+
+
+def test_a_rejected_request_is_not_queued(log: Log) -> None:
+    log.put(A, "requested", "session.requested", fact_json=REQUEST, event_id="r1")
+    fact = {"event_id": "r1", "code": "unregistered_spec", "field": "env_spec"}
+    circumstance = {"message": "no\0 such spec"}
+    log.put(
+        SYSTEM_SESSION,
+        "rejected:r1",
+        "session.rejected",
+        fact_json=fact,
+        circumstance=circumstance,
+    )
+    assert log.status(A) == "rejected"
+    assert log.one("select code, field, event_id from rejection") == (
+        "unregistered_spec",
+        "env_spec",
+        "r1",
+    )
+    assert log.one("select message from rejection") == ("no\N{SYMBOL FOR NULL} such spec",)
+
+
+def test_traces(log: Log) -> None:
+    log.put(A, "requested", "session.requested", fact_json=REQUEST)
+    log.step(A, 0, episode=0, truncated=True, cause="started")
+    log.step(A, 1, episode=1, value=float("nan"), cause="reward:0.1")
+    log.put(A, "reward:1.1", "reward.scored", step=1, value=2.0, cause="step:1")
+    log.put(A, "reward_missing:0", "reward.missing", step=0, fact_json={"code": "gone"})
+    log.put(A, "ended", "session.ended", fact_json={"code": "max_steps", "steps": 2})
+    traced = log.connection.execute(
+        "select step, episode, revision, reward, env_reward::text, missing, group_id"
+        " from reward_trace where session_id = %s order by step",
+        (A,),
+    ).fetchall()
+    assert traced == [(0, 0, None, None, "1", "gone", "g"), (1, 1, 1, 2.0, "NaN", None, "g")]
+    steps = log.connection.execute(
+        "select step, terminated, truncated, cause from step_trace order by step"
+    ).fetchall()
+    # The session was cut by max_steps: its last row reads as truncated.
+    assert steps == [(0, False, True, "started"), (1, False, True, "reward:0.1")]
+
+
+def test_causes_lead_through_sessions(log: Log) -> None:
+    log.put(A, "started", "session.started", cause="placed:1")
+    log.put(B, "requested", "session.requested", fact_json=REQUEST, cause=f"{A}/ended")
+    log.put(SYSTEM_SESSION, "rejected:x", "session.rejected", cause=f"{B}/requested")
+    edges = log.connection.execute("select effect, cause from causal_edge order by 1").fetchall()
+    assert edges == [
+        (f"{SYSTEM_SESSION}/rejected:x", f"{B}/requested"),
+        (f"{A}/started", f"{A}/placed:1"),
+        (f"{B}/requested", f"{A}/ended"),
+    ]
+
+
+def test_placements_specs_and_policies(log: Log) -> None:
+    fact = {"worker": "w1", "lane": "l1", "stage": "main", "alone": True}
+    circumstance = {"reason": "admitted", "request": {"labels": {"a": "\0"}}}
+    log.put(A, "placed:1", "session.placed", attempt=1, fact_json=fact, circumstance=circumstance)
+    found = log.one("select worker, lane, previous_lane, alone, reason from placement")
+    assert found == ("w1", "l1", None, True, "admitted")
+    log.put(
+        SYSTEM_SESSION,
+        "spec:aa",
+        "spec.registered",
+        fact_json={"spec_hash": "aa", "kind": "env"},
+        circumstance={"name": "shop"},
+    )
+    assert log.one("select spec_hash, kind, name from spec") == ("aa", "env", "shop")
+    fact = {"name": "sales", "version": "v1", "content_hash": "cc", "blob": "bb", "size_bytes": 9}
+    log.put(SYSTEM_SESSION, "policy:sales.v1", "policy.published", fact_json=fact)
+    assert log.one("select name, version, size_bytes from policy") == ("sales", "v1", 9)
+
+
+def test_one_session_is_found_through_the_key_alone(log: Log) -> None:
+    """Never a scan; with the session's time given, of one partition only."""
+    log.connection.execute("select event_log_partition(%s, 99)", (session_at(A),))
+    log.connection.execute("set enable_seqscan = off")
+    for view in ("session_summary", "reward_trace", "step_trace", "causal_edge"):
+        (plan,) = log.one(
+            f"explain (format json) select * from {view}"
+            " where session_id = %s and session_at = session_time(%s)",
+            A,
+            A,
+        )
+        text = json.dumps(plan)
+        assert "Seq Scan" not in text, view
+        if view in ("step_trace", "causal_edge"):  # the others leave it to run time
+            assert "event_log_default" not in text, view

@@ -1,0 +1,191 @@
+"""The log's reader on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from dsec.platform.db import migrate
+from dsec.platform.log import LogBehind, LogReader, LogUnavailable, Position, session_at
+from dsec_contracts import SYSTEM_SESSION, canonical
+
+pytestmark = pytest.mark.postgres
+NOW = datetime(2026, 5, 4, 3, 2, 1, 5, tzinfo=UTC)
+A = UUID("01a22b62-cb9a-7845-b0fc-9a0059a193e6")
+B = UUID("01a22b62-cb9b-7845-b0fc-9a0059a193e6")
+
+
+class Log:
+    """Rows are put in as a recorder would."""
+
+    def __init__(self, url: str, reader: LogReader) -> None:
+        self.url = url
+        self.reader = reader
+        self.connection = psycopg.connect(url, autocommit=True)
+
+    def put(
+        self, session_id: UUID, key: str, kind: str, sequence: int, epoch: int = 1, **columns: Any
+    ) -> None:
+        row = {
+            "session_id": session_id,
+            "session_at": session_at(session_id),
+            "sequence": sequence,
+            "event_time": NOW,
+            "epoch": epoch,
+            "index": 0,
+            "version": 1,
+            "kind": kind,
+            "key": key,
+            "fact": b"f",
+            "event_id": f"e{sequence}",
+        } | columns
+        names = ", ".join(f'"{name}"' for name in row)
+        marks = ", ".join(["%s"] * len(row))
+        statement = f"insert into event_log ({names}) values ({marks})"
+        self.connection.execute(statement, list(row.values()))
+
+    def floor(self, epoch: int, sequence: int) -> None:
+        self.connection.execute(
+            "insert into log_floor (epoch, stream_created, sequence) values (%s, %s, %s)"
+            " on conflict (epoch) do update set sequence = excluded.sequence",
+            (epoch, NOW, sequence),
+        )
+
+
+@pytest.fixture(params=[False, True], ids=["direct", "transaction_pooler"])
+async def log(request: pytest.FixtureRequest, fresh_database_url: str) -> AsyncIterator[Log]:
+    await asyncio.to_thread(migrate, fresh_database_url)
+    reader = await LogReader.connect(fresh_database_url, transaction_pooler=request.param)
+    found = Log(fresh_database_url, reader)
+    yield found
+    found.connection.close()
+    await reader.close()
+
+
+async def test_the_rows_of_a_session_in_the_order_of_the_log(log: Log) -> None:
+    log.put(A, "step:0", "session.stepped", 7, 2, step=0, value=-0.0, chain=b"c", index=1)
+    log.put(A, "requested", "session.requested", 9, circumstance='{"client": "a\\u0000"}')
+    log.put(A, "step:1", "session.stepped", 7, 2, step=1, value=float("nan"), index=2)
+    log.put(A, "step:2", "session.stepped", 8, 2, step=2)
+    log.put(B, "requested", "session.requested", 1)
+    log.floor(1, 9)
+    log.floor(2, 8)
+    rows = await log.reader.rows(A)
+    assert [r.key for r in rows] == ["requested", "step:0", "step:1", "step:2"]
+    assert [r.position for r in rows] == [(1, 9, 0), (2, 7, 1), (2, 7, 2), (2, 8, 0)]
+    first, second = rows[:2]
+    assert first.circumstance == {"client": "a\0"}
+    assert (second.session_id, second.fact, second.chain, second.event_time) == (A, b"f", b"c", NOW)
+    assert str(second.value) == "-0.0"
+    assert second.terminated is None
+    # Up to a position of the current stream: all of the streams before it, and not what follows.
+    assert [r.key for r in await log.reader.rows(A, upto=7)] == ["requested", "step:0", "step:1"]
+    assert [r.key for r in await log.reader.rows(A, upto=6)] == ["requested"]
+    assert await log.reader.rows(UUID(int=1)) == []
+    found = await log.reader.step_row(A, 1)
+    assert found is not None
+    assert found == rows[2] or found.key == rows[2].key  # a NaN is not equal to itself
+    assert await log.reader.step_row(A, 3) is None
+    assert await log.reader.last_step(A) == 2
+    assert await log.reader.last_step(B) is None
+
+
+async def test_the_floor_is_waited_for(log: Log) -> None:
+    assert await log.reader.floor() == Position(0, 0)
+    with pytest.raises(LogBehind, match="stands at 0"):
+        await log.reader.wait_floor(1, 0.1)
+    log.floor(1, 5)
+    waiting = asyncio.create_task(log.reader.wait_floor(7, 5))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    log.floor(1, 8)
+    await waiting
+    # A new stream counts from the beginning, and its floor is the floor.
+    log.floor(2, 3)
+    assert await log.reader.floor() == Position(2, 3)
+    with pytest.raises(LogBehind, match="stands at 3"):
+        await log.reader.wait_floor(7, 0.1)
+
+
+async def test_open_sessions_are_those_without_an_end(log: Log) -> None:
+    for n, (session_id, key, kind) in enumerate(
+        [
+            (A, "requested", "session.requested"),
+            (B, "requested", "session.requested"),
+            (A, "placed:1", "session.placed"),
+            (A, "started", "session.started"),
+            (A, "released:1", "session.released"),
+            (A, "cancel_requested", "session.cancel_requested"),
+            (B, "placed:1", "session.placed"),
+        ],
+        1,
+    ):
+        log.put(session_id, key, kind, n)
+    log.put(A, "step:0", "session.stepped", 20, step=0)
+    log.put(B, "ended", "session.ended", 21)
+    rejected = UUID("01a22b62-cb9c-7845-b0fc-9a0059a193e6")
+    log.put(rejected, "requested", "session.requested", 30)
+    log.put(SYSTEM_SESSION, "rejected:e30", "session.rejected", 31)
+    found = [(r.session_id, r.key) for r in await log.reader.open_sessions()]
+    keys = ["requested", "placed:1", "started", "released:1", "cancel_requested"]
+    assert found == [(A, key) for key in keys]
+    log.put(SYSTEM_SESSION, "fenced:w1", "worker.fenced", 40)
+    assert [r.key for r in await log.reader.system_rows("worker.fenced")] == ["fenced:w1"]
+
+
+async def test_specs_come_back_byte_for_byte(log: Log) -> None:
+    content = canonical.encode({"kind": "env", "document": {"a": 1}, "files": {"x.py": b"\xff\0"}})
+    spec_hash = hashlib.sha256(content).hexdigest()
+    fact = {
+        "spec_hash": spec_hash,
+        "kind": "env",
+        "content": base64.urlsafe_b64encode(content).decode(),
+    }
+    log.put(
+        SYSTEM_SESSION,
+        f"spec:{spec_hash}",
+        "spec.registered",
+        1,
+        fact=canonical.encode(fact),
+        fact_json=json.dumps({"kind": "env"}),
+    )
+    found = await log.reader.spec(spec_hash)
+    assert found is not None
+    assert (found.content, found.kind, found.blob) == (content, "env", None)
+    assert found.value()["files"] == {"x.py": b"\xff\0"}
+    assert await log.reader.spec("0" * 64) is None
+    assert await log.reader.known_specs() == {spec_hash: "env"}
+
+
+async def test_connections_that_died_are_replaced(log: Log) -> None:
+    log.floor(1, 5)
+    assert await log.reader.floor() == Position(1, 5)
+    log.connection.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where pid <> pg_backend_pid() and datname = current_database()"
+    )
+    assert await log.reader.floor() == Position(1, 5)
+
+
+async def test_a_database_that_is_away_is_said_to_be_away(log: Log) -> None:
+    reader = await LogReader.connect("postgresql://dsec:x@127.0.0.1:1/none")
+    with pytest.raises(LogUnavailable):
+        await reader.floor()
+    with pytest.raises(LogBehind, match="cannot be asked"):
+        await reader.wait_floor(1, 0.2)
+    await reader.close()
+
+
+async def test_many_queries_at_once_share_the_pool(log: Log) -> None:
+    log.floor(1, 5)
+    floors = await asyncio.gather(*(log.reader.floor() for _ in range(50)))
+    assert floors == [Position(1, 5)] * 50

@@ -1,0 +1,211 @@
+"""Verification finds any single changed fact, of outputs and of rewards, and names it."""
+
+import math
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from dsec.replay.verify import request_of, rscr, session_config, verify
+from dsec.session.io import SessionConfig
+from dsec.session.observations import reference
+from dsec_contracts.canonical import decode, encode
+from dsec_contracts.session import RequestFact
+from dsec_contracts.step import STEP_FIELDS
+
+CONFIG = SessionConfig(7, 40)
+
+
+def check(made, rows, **options):
+    return verify(rows, made.program, CONFIG, made.scorer, **options)
+
+
+def test_a_true_log_verifies_to_its_end_and_to_any_cut(cartpole, rows):
+    verdict = check(cartpole, rows)
+    assert verdict.ok
+    assert verdict.reward_ok
+    assert verdict.complete
+    assert (verdict.steps, verdict.rewards_compared) == (40, 40)
+    for cut in (0, 1, 2, 3, 40, len(rows) - 1):
+        verdict = check(cartpole, rows[:cut])
+        assert verdict.ok
+        assert not verdict.complete
+
+
+def other(value):
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return value + 1
+    return ["other"]
+
+
+@pytest.mark.parametrize("name", STEP_FIELDS)
+def test_a_changed_fact_of_a_step_is_named(cartpole, rows, name):
+    n = STEP_FIELDS.index(name)
+
+    def changed(row):
+        fact = decode(row.fact)
+        fact[n] = other(fact[n])
+        return replace(row, fact=encode(fact))
+
+    false = [changed(r) if r.key == "step:21" else r for r in rows]
+    verdict = check(cartpole, false)
+    assert not verdict.ok
+    assert (verdict.first_divergence.step, verdict.first_divergence.field) == (21, name)
+    assert verdict.steps == 40
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("episode", 9), ("value", 3.5), ("value", None), ("terminated", None), ("truncated", True)],
+)
+def test_a_column_that_does_not_say_what_its_fact_says(cartpole, rows, column, value):
+    false = [replace(r, **{column: value}) if r.key == "step:21" else r for r in rows]
+    first = check(cartpole, false).first_divergence
+    assert (first.step, first.field) == (21, f"column {column}")
+
+
+@pytest.mark.parametrize(
+    ("n", "value", "field"),
+    [
+        (2, 0.123, "reward"),
+        (2, math.nan, "reward"),
+        (3, {"moved": [0.5, 1.0]}, "reward components"),
+        (4, b"\0" * 16, "reward cause"),
+        (1, 2, "reward"),
+        (0, 22, "reward"),
+    ],
+)
+def test_a_changed_fact_of_a_reward_is_named(cartpole, rows, n, value, field):
+    def changed(row):
+        fact = decode(row.fact)
+        fact[n] = value
+        return replace(row, fact=encode(fact), value=fact[2])
+
+    false = [changed(r) if r.key == "reward:21.1" else r for r in rows]
+    verdict = check(cartpole, false)
+    assert not verdict.ok
+    assert verdict.reward_ok is False
+    assert (verdict.first_divergence.step, verdict.first_divergence.field) == (21, field)
+
+
+def test_a_changed_value_column_of_a_reward_is_named(cartpole, rows):
+    false = [replace(r, value=-1.0) if r.key == "reward:21.1" else r for r in rows]
+    first = check(cartpole, false).first_divergence
+    assert (first.step, first.field) == (21, "column value of the reward")
+
+
+def test_a_lost_reward_is_found(cartpole, rows):
+    verdict = check(cartpole, [r for r in rows if r.key != "reward:21.1"])
+    assert (verdict.first_divergence.step, verdict.first_divergence.field) == (22, "inputs")
+
+
+def test_a_gap_and_a_broken_fact_are_told_and_not_raised(cartpole, rows):
+    verdict = check(cartpole, [r for r in rows if r.key != "step:21"])
+    assert (verdict.first_divergence.step, verdict.first_divergence.field) == (21, "recorded")
+    verdict = check(cartpole, [replace(r, fact=b"") if r.key == "ended" else r for r in rows])
+    assert "ended" in verdict.first_divergence.expected
+
+
+def test_another_reward_function_has_other_rewards_and_the_same_steps(made, cartpole, rows):
+    env = made()
+    verdict = verify(rows, cartpole.program, CONFIG, env.scorer)
+    assert verdict.reward_ok is False
+    assert verdict.first_divergence.step == 0
+    verdict = verify(rows, cartpole.program, CONFIG, None)
+    assert verdict.ok
+    assert verdict.reward_ok is None
+
+
+def test_a_reward_that_failed_must_fail_again(made):
+    failing = made(
+        reward="def reward(t, services):\n    assert t.step % 3\n    return t.env_reward\n"
+    )
+    rows = failing.rows()
+    assert check(failing, rows).ok
+    sound = made(reward="def reward(t, services):\n    return t.env_reward\n")
+    verdict = verify(rows, failing.program, CONFIG, sound.scorer)
+    assert verdict.reward_ok is False
+    assert (verdict.first_divergence.step, verdict.first_divergence.field) == (0, "reward")
+    assert verdict.first_divergence.expected == "none: reward_raised"
+
+
+def test_a_reward_that_circumstances_kept_away_is_left_out(made):
+    failing = made(
+        reward="def reward(t, services):\n    assert t.step % 3\n    return t.env_reward\n"
+    )
+    sound = made(reward="def reward(t, services):\n    return t.env_reward\n")
+
+    class Away:
+        def score(self, *arguments):
+            try:
+                return failing.scorer.score(*arguments)
+            except Exception as error:
+                error.code = "reward_deadline"
+                raise
+
+    failing_rows = type(failing)(failing.program, Away()).rows()
+    verdict = verify(failing_rows, failing.program, CONFIG, sound.scorer)
+    assert verdict.ok
+    assert verdict.reward_ok
+    assert verdict.rewards_compared == 26
+
+
+def test_a_scored_reward_that_now_fails_is_unequal(made):
+    sound = made(reward="def reward(t, services):\n    return t.env_reward\n")
+    failing = made(
+        reward="def reward(t, services):\n    assert t.step % 3\n    return t.env_reward\n"
+    )
+    verdict = verify(sound.rows(), sound.program, CONFIG, failing.scorer)
+    assert verdict.reward_ok is False
+    assert "reward_raised" in verdict.first_divergence.actual
+
+
+def test_observations_in_the_object_store_are_fetched(cartpole, rows):
+    blobs = {}
+
+    def stored(data):
+        key = f"blob{len(blobs)}"
+        blobs[key] = data
+        return reference(key, len(data))
+
+    def away(row):
+        return replace(
+            row,
+            observation=row.observation and stored(row.observation),
+            reset_observation=row.reset_observation and stored(row.reset_observation),
+        )
+
+    referring = [away(r) for r in rows]
+    assert check(cartpole, referring, get_blob=blobs.__getitem__).ok
+    assert check(cartpole, referring).reward_ok is False
+
+
+def test_rscr_is_the_share_of_sessions(cartpole, rows):
+    good = check(cartpole, rows)
+    false = [replace(r, value=-1.0) if r.key == "reward:21.1" else r for r in rows]
+    bad = check(cartpole, false)
+    unknown = verify(rows, cartpole.program, CONFIG, None)
+    assert rscr([good, bad, good, good, unknown]) == 0.75
+    assert rscr([unknown]) is None
+
+
+def test_a_config_is_made_from_the_logged_request(cartpole):
+    session_id = "0192f0c1-2345-7abc-8def-0123456789ab"
+    request = RequestFact(
+        session_id=session_id,
+        agent_spec="a" * 64,
+        env_spec="b" * 64,
+        reward_fn_hash="c" * 64,
+        seed=2**63 - 1,
+        max_steps=12,
+        creation_timestamp=datetime(2026, 1, 1, tzinfo=UTC),
+        agent_stream=3,
+        labels={"a": "ü\0"},
+    )
+    rows = cartpole.rows(request=request, max_steps=3)
+    assert request_of(rows) == request
+    config = session_config(request, cartpole.program)
+    assert (config.seed, config.max_steps, config.agent_stream) == (2**63 - 1, 12, 3)
+    assert request_of(rows[1:]) is None

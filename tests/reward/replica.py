@@ -1,0 +1,21 @@
+"""The reward service as its composition root starts it, but for where specs come from: a folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import uvloop
+
+from dsec.platform.settings import configure_logging
+from dsec.reward.__main__ import score_until_stopped
+from dsec.reward.settings import RewardSettings
+
+
+async def from_folder(spec_hash: str) -> bytes | None:
+    path = Path(sys.argv[1]) / spec_hash
+    return path.read_bytes() if path.exists() else None
+
+
+configure_logging("reward", "INFO")
+sys.exit(uvloop.run(score_until_stopped(RewardSettings(), from_folder)))

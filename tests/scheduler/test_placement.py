@@ -1,0 +1,105 @@
+"""Placement rules: properties that hold for every snapshot."""
+
+from __future__ import annotations
+
+from collections import Counter
+from uuid import UUID
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsec.scheduler.placement import Assignment, Snapshot, Waiting, WorkerLoad, round_robin
+
+waiting = st.lists(st.booleans(), max_size=30).map(
+    lambda flags: tuple(Waiting(UUID(int=n), alone) for n, alone in enumerate(flags))
+)
+
+
+@st.composite
+def workers(draw: st.DrawFn) -> tuple[WorkerLoad, ...]:
+    return tuple(
+        WorkerLoad(
+            f"w{n}",
+            tuple(
+                (f"w{n}-{lane}", draw(st.integers(0, 5))) for lane in range(draw(st.integers(0, 3)))
+            ),
+            draw(st.integers(0, 12)),
+            isolated=draw(st.booleans()),
+            held=draw(st.booleans()),
+        )
+        for n in range(draw(st.integers(0, 5)))
+    )
+
+
+@given(waiting, workers())
+def test_every_assignment_is_allowed(
+    queue: tuple[Waiting, ...], loads: tuple[WorkerLoad, ...]
+) -> None:
+    found = round_robin(Snapshot(queue, loads))
+    alone = {one.session_id: one.alone for one in queue}
+    by_name = {load.name: load for load in loads}
+    assert len({one.session_id for one in found}) == len(found)
+    assert {one.session_id for one in found} <= set(alone)
+    taken = Counter(one.worker for one in found)
+    for one in found:
+        load = by_name[one.worker]
+        assert one.lane in dict(load.lanes)
+        assert not load.held
+        assert load.sessions + taken[one.worker] <= load.capacity_sessions
+        if alone[one.session_id]:
+            assert load.sessions == 0
+            assert taken[one.worker] == 1
+            assert load.isolated or not any(
+                w.isolated and w.capacity_sessions and w.lanes for w in loads
+            )
+        else:
+            assert not load.isolated
+
+
+@given(waiting, workers())
+def test_nobody_waits_while_there_is_room(
+    queue: tuple[Waiting, ...], loads: tuple[WorkerLoad, ...]
+) -> None:
+    found = round_robin(Snapshot(queue, loads))
+    placed = {one.session_id for one in found}
+    left = [one for one in queue if one.session_id not in placed and not one.alone]
+    taken = Counter(one.worker for one in found)
+    for load in loads:
+        if load.lanes and not (load.isolated or load.held) and left:
+            suspect = any(one.alone and one.session_id in placed for one in queue)
+            free = load.capacity_sessions - load.sessions - taken[load.name]
+            assert free <= 0 or suspect
+
+
+@given(waiting, workers())
+def test_order_of_the_queue_is_kept(
+    queue: tuple[Waiting, ...], loads: tuple[WorkerLoad, ...]
+) -> None:
+    placed = {one.session_id for one in round_robin(Snapshot(queue, loads))}
+    for alone in (False, True):
+        flags = [one.session_id in placed for one in queue if one.alone == alone]
+        assert flags == sorted(flags, reverse=True)
+
+
+def test_a_suspect_does_not_take_the_last_worker_from_the_others() -> None:
+    queue = (Waiting(UUID(int=1), alone=True), Waiting(UUID(int=2)))
+    one = WorkerLoad("a", (("a-0", 0),), 9)
+    assert [found.session_id for found in round_robin(Snapshot(queue, (one,)))] == [UUID(int=2)]
+    two = (one, WorkerLoad("b", (("b-0", 0),), 9))
+    assert len(round_robin(Snapshot(queue, two))) == 2
+    assert len(round_robin(Snapshot(queue[:1], (one,)))) == 1
+
+
+def test_sessions_are_spread_over_lanes() -> None:
+    queue = tuple(Waiting(UUID(int=n)) for n in range(10))
+    loads = tuple(WorkerLoad(w, ((f"{w}-0", 0), (f"{w}-1", 0)), 100) for w in ("a", "b"))
+    lanes = Counter(one.lane for one in round_robin(Snapshot(queue, loads)))
+    assert sorted(lanes.values()) == [2, 2, 3, 3]
+    assert lanes["a-0"] + lanes["a-1"] == 5
+
+
+def test_the_least_loaded_lane_comes_first() -> None:
+    loads = (WorkerLoad("a", (("a-0", 3), ("a-1", 1)), 9), WorkerLoad("b", (("b-0", 2),), 9))
+    assert round_robin(Snapshot((Waiting(UUID(int=1)),), loads)) == [
+        Assignment(UUID(int=1), "a", "a-1")
+    ]

@@ -1,0 +1,322 @@
+"""The scheduler on real servers: what it publishes, and what it does when others fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from dsec.platform.bus import PublishRefused
+from dsec.platform.clock import utc_now
+from dsec.scheduler.handlers import Scheduler
+from dsec.scheduler.history import History
+from dsec.scheduler.leadership import LEASE_TTL_S, Leadership
+from dsec.scheduler.settings import SchedulerConfig
+from dsec.session.chain import chain_end
+from dsec_contracts import (
+    BY_TYPE,
+    SessionCancelRequested,
+    SessionEnded,
+    SessionPlaced,
+    SessionRejected,
+    SessionReleased,
+    SessionRequested,
+    WorkerFenced,
+    keys,
+)
+from dsec_contracts.canonical import encode
+from dsec_contracts.session import CancelFact, EndedFact, ReleasedFact
+from dsec_contracts.worker import Culprit
+
+pytestmark = [pytest.mark.nats, pytest.mark.postgres]
+
+NO_INPUTS = encode([])
+
+
+async def cancel(world: Any, session_id: UUID) -> None:
+    event = SessionCancelRequested(fact=CancelFact(session_id=session_id))
+    await world.publish(event, session_id, session_id=session_id)
+
+
+async def send(world: Any, name: str, key: object, body: bytes, **headers: str) -> str:
+    """Publish bare bytes, as any system could."""
+    event_id = uuid4().hex
+    given = {
+        "ce-id": event_id,
+        "ce-type": f"{name}.v1",
+        "ce-source": "test",
+        "ce-time": utc_now().isoformat(),
+        **{header.replace("_", "-"): value for header, value in headers.items()},
+    }
+    given = {header: value for header, value in given.items() if value}
+    await world.bus.publish_raw(f"dsec.{name}.{key}", body, given)
+    return event_id
+
+
+async def test_sessions_are_placed_fast_and_spread(world: Any) -> None:
+    world.lead()
+    world.worker("w1", capacity=500)
+    world.worker("w2", capacity=500)
+    first = await world.request()
+    placed: SessionPlaced = await world.placed(first.session_id)
+    assert placed.circumstance.request == first
+    assert (placed.fact.attempt, placed.fact.previous_lane) == (1, None)
+    began = monotonic()
+    await asyncio.gather(*(world.request() for _ in range(600)))
+    await world.until(lambda: len(world.events(SessionPlaced)) == 601)
+    # Far below what it does on its own: everything here shares one process.
+    assert 600 / (monotonic() - began) > 50
+    lanes = [event.fact.lane for event in world.events(SessionPlaced)]
+    assert all(140 <= lanes.count(f"{w}-{n}") <= 160 for w in ("w1", "w2") for n in (0, 1))
+
+
+async def test_what_is_refused_says_why(world: Any) -> None:
+    world.lead()
+    first = await world.request()
+    body = SessionRequested(fact=first).body()
+    value = json.loads(body)
+
+    def changed(**changes: Any) -> bytes:
+        return json.dumps({"fact": {**value["fact"], **changes}}).encode()
+
+    fresh = "01987654-0000-7000-8000-000000000001"
+    cases = [
+        (changed(max_steps=0), "malformed", "fact.max_steps"),
+        (changed(session_id="no id"), "malformed", "fact.session_id"),
+        (b"{", "malformed", None),
+        (b"\xff\x00", "malformed", None),
+        (b'{"fact": 3}', "malformed", "fact"),
+        (changed(session_id=fresh, agent_spec="0" * 64), "unregistered_spec", "agent_spec"),
+        (changed(session_id=fresh, env_spec=first.agent_spec), "id_in_use", "session_id"),
+        (changed(seed=8), "id_in_use", "session_id"),
+    ]
+    for number, (sent, code, field) in enumerate(cases):
+        event_id = await send(world, "session.requested", f"any{number}", sent)
+        (found,) = await world.until(lambda: world.events(SessionRejected, event_id=event_id))  # noqa: B023
+        assert (found.fact.code, found.fact.field) == (code, field), found
+    assert world.events(SessionRejected)[1].fact.session_id == "no id"
+    for headers, field in (({"ce_time": "noon"}, "ce-time"), ({"ce_type": "a.b.v1"}, "ce-type")):
+        event_id = await send(world, "session.requested", "any", body, **headers)
+        (found,) = await world.until(lambda: world.events(SessionRejected, event_id=event_id))  # noqa: B023
+        assert (found.fact.code, found.fact.field) == ("malformed", field)
+    await send(world, "session.requested", "any", body, ce_id="")
+    await world.until(lambda: len(world.events(SessionRejected)) == len(cases) + 3)
+    await send(world, "session.requested", "any", body)  # the same facts again: nothing
+    world.worker("w1")
+    await world.placed(first.session_id)
+    assert len(world.events(SessionPlaced)) == 1
+    assert len(world.events(SessionRejected)) == len(cases) + 3
+
+
+async def test_garbage_on_any_subject_stops_nothing(world: Any) -> None:
+    world.lead()
+    world.worker("w1")
+    fact = await world.request()
+    await world.placed(fact.session_id)
+    for event in BY_TYPE.values():
+        if event.durable:
+            for body in (b"", b"[]", b'{"fact": {}}', b"\xff", SessionRequested(fact=fact).body()):
+                await send(world, event.event_name(), fact.session_id, body)
+    await send(
+        world,
+        "worker.fenced",
+        "w1",
+        SessionRequested(fact=fact).body(),
+        ce_type="session.requested.v1",
+    )
+    await world.bus.publish_transient(
+        SessionRequested(fact=fact), "x", source="t", time=utc_now(), event_id="x"
+    )
+    other = await world.request()
+    await world.placed(other.session_id)
+
+
+async def test_cancel_and_deadline(world: Any) -> None:
+    world.lead()
+    world.worker("w0", capacity=0)
+    waiting = await world.request()
+    await cancel(world, waiting.session_id)
+    await world.ended(waiting.session_id)
+    too_late = await world.request(deadline=utc_now() - timedelta(seconds=1))
+    for fact, code in ((waiting, "cancelled"), (too_late, "deadline")):
+        ended = await world.ended(fact.session_id)
+        expected = chain_end(None, "cancelled", code, 0, 0, NO_INPUTS)
+        assert (ended.fact.status, ended.fact.code, ended.fact.steps) == ("cancelled", code, 0)
+        assert (ended.fact.chain, ended.fact.inputs) == (expected, NO_INPUTS)
+    world.worker("w1")
+    placed = await world.request(deadline=utc_now() + timedelta(seconds=1.0))
+    await world.placed(placed.session_id)
+    found = await world.until(
+        lambda: world.events(SessionCancelRequested, session_id=placed.session_id)
+    )
+    await asyncio.sleep(0.5)
+    assert [one.circumstance.code for one in found] == ["deadline"]
+    assert len(world.events(SessionCancelRequested)) == 2, "asked for once"
+    assert not world.events(SessionEnded, session_id=placed.session_id), "its worker ends it"
+    assert len(world.events(SessionPlaced)) == 1
+
+
+async def test_a_silent_worker_is_fenced_first_and_its_sessions_move(world: Any) -> None:
+    world.lead()
+    world.worker("w1")
+    keeps, cancelled = await world.request(), await world.request()
+    first = await world.placed(keeps.session_id)
+    chain = await world.starts(await world.placed(cancelled.session_id))
+    await cancel(world, cancelled.session_id)
+    world.worker("w2")
+    world.silence("w1")
+    began = monotonic()
+    again = await world.placed(keeps.session_id, attempt=2)
+    assert monotonic() - began < 3.0
+    assert (again.fact.worker, again.fact.previous_lane) == ("w2", first.fact.lane)
+    subjects = [message.subject for message, _ in world.seen]
+    assert (
+        subjects.index("dsec.fence.w1")
+        < subjects.index("dsec.worker.fenced.w1")
+        < len(subjects) - subjects[::-1].index(f"dsec.session.placed.{keeps.session_id}") - 1
+    )
+    zombie = SessionReleased(fact=ReleasedFact(session_id=keeps.session_id, attempt=1))
+    with pytest.raises(PublishRefused, match="fenced"):
+        await world.publish(zombie, keeps.session_id, fence="w1")
+    # The other one was cancelled, and nobody but the scheduler is left to end it: from the log.
+    ended = await world.ended(cancelled.session_id)
+    assert (ended.fact.status, ended.fact.code, ended.fact.steps) == ("cancelled", "cancelled", 0)
+    assert ended.fact.chain == chain_end(chain, "cancelled", "cancelled", 0, 0, NO_INPUTS)
+    assert ended.circumstance.attempt == 1
+
+
+async def test_a_session_that_kills_its_worker_twice_ends(world: Any) -> None:
+    world.lead()
+    world.worker("w1")
+    world.worker("iso1", isolated=True, capacity=1)
+    fact = await world.request()
+    await world.placed(fact.session_id)
+    culprit = Culprit(session_id=fact.session_id, step=0)
+    world.dies("w1", "signal", culprit)
+    again = await world.placed(fact.session_id, attempt=2)
+    assert (again.fact.worker, again.fact.alone) == ("iso1", True)
+    chain = await world.starts(again)
+    world.dies("iso1", "oom", culprit)
+    ended = await world.ended(fact.session_id)
+    assert (ended.fact.status, ended.fact.code) == ("failed", "oom")
+    assert ended.fact.chain == chain_end(chain, "failed", "oom", 0, 0, NO_INPUTS)
+    (fenced,) = world.events(WorkerFenced, worker="iso1")
+    assert (fenced.fact.reason, fenced.fact.culprit) == ("oom", culprit)
+
+
+async def _done(world: Any, placed: SessionPlaced) -> None:
+    fact = EndedFact(
+        session_id=placed.fact.session_id,
+        status="completed",
+        code="max_steps",
+        steps=1,
+        episodes=0,
+        inputs=NO_INPUTS,
+        chain=bytes(32),
+    )
+    await world.publish(SessionEnded(fact=fact), fact.session_id, fence=placed.fact.worker)
+
+
+async def test_another_one_takes_over(world: Any) -> None:
+    """Stopped at any moment: the next one knows what the first knew, and places nothing twice,
+    even where the first one wakes up again."""
+    first = world.start("scheduler")
+    world.worker("w1", capacity=2)
+    rejected = await world.request(agent_spec="0" * 64)
+    done, lives, waits = [await world.request() for _ in range(3)]
+    gone = await world.request()
+    await cancel(world, gone.session_id)
+    await world.ended(gone.session_id)
+    await _done(world, await world.placed(done.session_id))
+    lives_at = await world.placed(lives.session_id)
+    await world.placed(waits.session_id)
+    late = await world.request()
+    for fact in (rejected, lives, waits, late):
+        await world.logged(fact.session_id)
+    await world.logged(waits.session_id, keys.placed(1))
+    first.send_signal(signal.SIGSTOP)
+    world.lead()
+    world.dies("w1", "exit", Culprit(session_id=waits.session_id, step=4))
+    world.worker("w2", capacity=10)
+    world.worker("iso", capacity=1, isolated=True)
+    again = await world.placed(lives.session_id, attempt=2)
+    assert (again.fact.worker, again.fact.previous_lane) == ("w2", lives_at.fact.lane)
+    suspect = await world.placed(waits.session_id, attempt=2)
+    assert (suspect.fact.worker, suspect.fact.alone) == ("iso", True)
+    await world.placed(late.session_id)
+    first.send_signal(signal.SIGCONT)
+    # Ids of sessions that only the log remembers are still theirs.
+    other = SessionRequested(fact=done.model_copy(update={"seed": 99}))
+    await world.publish(other, done.session_id)
+    await world.publish(SessionRequested(fact=done), done.session_id)
+    await world.until(
+        lambda: world.events(SessionRejected, session_id=str(done.session_id), code="id_in_use")
+    )
+    assert await asyncio.to_thread(first.wait, 10) == 1, "it cannot know whether it leads"
+    attempts = [(e.fact.session_id, e.fact.attempt) for e in world.events(SessionPlaced)]
+    assert len(attempts) == len(set(attempts))
+    placed = {session_id for session_id, _ in attempts}
+    assert rejected.session_id not in placed
+    assert gone.session_id not in placed
+    assert (done.session_id, 2) not in attempts
+    assert {event.fact.worker for event in world.events(WorkerFenced)} == {"w1"}
+
+
+async def test_sigterm_hands_over(world: Any) -> None:
+    process = world.start("scheduler")
+    world.worker("w1")
+    await world.placed((await world.request()).session_id)
+    process.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(process.wait, 10) == 0
+    world.lead()
+    await world.placed((await world.request()).session_id)
+    assert not world.events(WorkerFenced), "a new one calls nobody dead whom it has not heard yet"
+
+
+async def test_a_scheduler_that_slept_calls_nobody_dead(world: Any) -> None:
+    """Its clock has moved on, but nobody could be heard meanwhile."""
+    lag_s = 0.0
+    stop = asyncio.Event()
+    history = History.connect(world.database_url)
+    lease = await world.bus.lease("scheduler", "test", LEASE_TTL_S)
+    leadership = Leadership(lease, monotonic)
+    await leadership.take(stop)
+    scheduler = Scheduler(
+        world.bus,
+        history,
+        SchedulerConfig(),
+        leadership,
+        now=utc_now,
+        monotonic=lambda: monotonic() + lag_s,
+    )
+    running = asyncio.create_task(scheduler.run(stop))
+    keeping = asyncio.create_task(leadership.keep(stop))
+    world.worker("w1")
+    await world.placed((await world.request()).session_id)
+    lag_s = 60.0
+    await asyncio.sleep(0.5)
+    assert not world.events(WorkerFenced)
+    stop.set()
+    await asyncio.gather(running, keeping)
+    await history.close()
+
+
+async def test_requests_beyond_the_bound_wait_in_the_log(world: Any) -> None:
+    world.lead("sessions_queued_max: 3")
+    facts = [await world.request() for _ in range(10)]
+    await cancel(world, facts[8].session_id)
+    await world.logged(facts[8].session_id, keys.CANCEL_REQUESTED)
+    world.worker("w1")
+    for fact in facts[:8] + facts[9:]:
+        await world.placed(fact.session_id)
+    ended = await world.ended(facts[8].session_id)
+    assert (ended.fact.code, ended.fact.steps) == ("cancelled", 0)
+    order = [event.fact.session_id for event in world.events(SessionPlaced)]
+    assert set(order[:3]) == {fact.session_id for fact in facts[:3]}
+    assert len(order) == 9

@@ -1,0 +1,212 @@
+"""User code that raises or returns nonsense ends its own session, with a code and its own line."""
+
+import pytest
+
+from dsec.session.io import SessionConfig
+from dsec.session.machine import SessionMachine
+from dsec.session.rerun import Recorded, RecordedStep, rerun
+
+AGENT = """
+class Agent:
+    def __init__(self, config):
+        pass  # init
+    def on_episode_start(self, episode):
+        pass  # begin
+    def step(self, observation):
+        return {"action": 0}  # step
+    def on_reward(self, reward, done, info):
+        pass  # reward
+    def on_reward_missing(self, step, code):
+        pass  # missing
+    def on_policy(self, version, state):
+        pass  # policy
+"""
+ENV = """
+class Env:
+    def __init__(self):
+        pass  # init
+    def reset(self, seed=None):
+        return 0, {}  # reset
+    def step(self, action):
+        return 0, 1.0, False, False, {}  # step
+"""
+RAISES = ("raise ValueError('the culprit')", "import sys; sys.exit(3)", "raise KeyboardInterrupt")
+
+
+def put(source, place, line):
+    lines = source.splitlines()
+    [n] = [n for n, text in enumerate(lines) if text.endswith(f"# {place}")]
+    indent = lines[n][: len(lines[n]) - len(lines[n].lstrip())]
+    lines[n] = indent + line
+    return "\n".join(lines)
+
+
+def verify_failure(program, one, code, steps):
+    """The end is right, and a re-execution comes to the same."""
+    assert (one.ended.status, one.ended.code, one.ended.steps) == ("failed", code, steps)
+    assert len(one.stepped) == steps
+    started = one.started
+    recorded = Recorded(
+        started.reset if started else None,
+        started.chain if started else None,
+        [RecordedStep(s.step, s.fact, s.chain) for s in one.stepped],
+        one.inputs,
+        one.ended,
+    )
+    assert rerun(SessionMachine(program, one.machine.config), recorded) is None
+
+
+@pytest.mark.parametrize("line", RAISES)
+@pytest.mark.parametrize("place", ["init", "begin", "step", "reward", "policy"])
+def test_an_agent_that_raises(program, run, place, line):
+    made = program(put(AGENT, place, line), ENV)
+    one = run(made, policy_version="p@1")
+    verify_failure(made, one, "agent_raised", 1 if place == "reward" else 0)
+    assert line in one.ended.message
+    assert "agent.py" in one.ended.message
+
+
+@pytest.mark.parametrize("line", RAISES)
+@pytest.mark.parametrize("place", ["init", "reset", "step"])
+def test_an_environment_that_raises(program, run, place, line):
+    made = program(AGENT, put(ENV, place, line))
+    one = run(made)
+    verify_failure(made, one, "env_raised", 0)
+    assert line in one.ended.message
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "return None",
+        "return 3",
+        "return {}",
+        "return {'actions': 0}",
+        "return {'action': 0, 'state_anchor': 1}",
+        "return {'action': 0, 'mine': 1}",
+        "return {'action': 0, 'tool_calls': [{}]}",
+        "return {'tool_calls': [{}]}",
+        "return {'action': object()}",
+        "return {'action': lambda: 0}",
+        "return {'action': 0, 'extras': object()}",
+        "return {'action': 0, 1: 2}",
+        "import numpy; return {'action': 0, 'tool_calls': numpy.ones(3)}",
+        "return (x for x in [])",
+        "a = []; a.append(a); return {'action': a}",
+    ],
+)
+def test_an_agent_that_returns_nonsense(program, run, line):
+    made = program(put(AGENT, "step", line), ENV)
+    one = run(made)
+    verify_failure(made, one, "agent_invalid", 0)
+    assert one.ended.message
+
+
+def test_values_that_run_code_when_they_are_read(program, run):
+    hostile = """
+import collections.abc
+class Hostile(collections.abc.Mapping):
+    def __getitem__(self, key): raise RuntimeError("hostile")
+    def __iter__(self): raise RuntimeError("hostile")
+    def __len__(self): return 1
+class Odd(dict):
+    def __iter__(self): raise RuntimeError("hostile")
+    def __contains__(self, key): raise RuntimeError("hostile")
+    def keys(self): raise RuntimeError("hostile")
+class Repr:
+    def __repr__(self): raise RuntimeError("hostile")
+    def __hash__(self): return 1
+    def __float__(self): raise Exc(self)
+class Exc(Exception):
+    def __str__(self): raise RuntimeError("hostile")
+"""
+    for line in (
+        "return {'action': Hostile()}",
+        "return {'action': 0, Repr(): 1}",
+        "return {'action': 0, 'extras': Hostile()}",
+    ):
+        one = run(program(hostile + put(AGENT, "step", line), ENV))
+        assert (one.ended.code, one.ended.steps) == ("agent_invalid", 0), line
+    one = run(program(hostile + put(AGENT, "step", "return Odd(action=0)"), ENV))
+    assert one.ended.code in ("max_steps", "agent_invalid")
+    for line in (
+        "return Hostile(), 1.0, False, False, {}",
+        "return 0, Repr(), False, False, {}",
+        "return 0, 1.0, Hostile, 1, {1: Hostile()}",
+    ):
+        one = run(program(AGENT, hostile + put(ENV, "step", line)))
+        assert (one.ended.code, one.ended.steps) == ("env_invalid", 0), line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "return None",
+        "return 0, 1.0, False, {}",
+        "return 0, 'much', False, False, {}",
+        "return 0, None, False, False, {}",
+        "return 0, 1.0, False, False, None",
+        "return 0, 1.0, False, False, [1]",
+        "return object(), 1.0, False, False, {}",
+        "return 0, 1.0, False, False, {'x': object()}",
+        "import numpy; return 0, 1.0, numpy.zeros(2), False, {}",
+    ],
+)
+def test_a_step_that_returns_nonsense(program, run, line):
+    made = program(AGENT, put(ENV, "step", line))
+    one = run(made)
+    verify_failure(made, one, "env_invalid", 0)
+    assert one.ended.message
+
+
+@pytest.mark.parametrize(
+    "line", ["return 0", "return 0, None", "return [0, {}]", "return object(), {}", "return 0, {1}"]
+)
+def test_a_reset_that_returns_nonsense(program, run, line):
+    made = program(AGENT, put(ENV, "reset", line))
+    one = run(made)
+    verify_failure(made, one, "env_invalid", 0)
+    assert one.started is None
+
+
+def test_an_environment_without_step_and_one_whose_state_cannot_be_read(program, run):
+    no_step = "class Env:\n    def reset(self, seed=None): return 0, {}\n"
+    assert run(program(AGENT, no_step)).ended.code == "env_invalid"
+    opaque = put(ENV, "init", "import itertools; self.made = (x for x in [1])")
+    ended = run(program(AGENT, opaque)).ended
+    assert ended.code == "env_invalid"
+    assert "Env.made" in ended.message
+
+
+def test_a_row_that_is_too_large_is_refused(program, run):
+    one = run(program(AGENT, put(ENV, "step", "return 0, 1.0, 0, 0, {'x': b'x' * 500_000}")))
+    assert (one.ended.code, one.ended.steps) == ("too_large", 0)
+
+
+def test_awaiting_the_outside_world_is_refused(program, run):
+    agent = AGENT.replace("def step", "async def step")
+    agent = put(agent, "step", "import asyncio; await asyncio.sleep(0)")
+    assert run(program(agent, ENV)).ended.code == "agent_invalid"
+
+
+def test_out_of_memory_is_not_the_sessions_alone(program):
+    made = program(put(AGENT, "step", "raise MemoryError"), ENV)
+    machine = SessionMachine(made, SessionConfig(1, 5))
+    machine.start()
+    with pytest.raises(MemoryError):
+        machine.step()
+
+
+def test_hooks_are_optional_and_a_hook_that_cannot_be_looked_up_ends_the_session(program, run):
+    bare = (
+        "class Agent:\n    def __init__(self, c): pass\n    def step(self, o): return {'action': 0}"
+    )
+    assert run(program(bare + "\n", ENV)).ended.code == "max_steps"
+    odd = bare + "\n    @property\n    def on_reward(self): raise ValueError('odd')\n"
+    assert run(program(odd, ENV)).ended.code == "agent_raised"
+
+
+def test_close_keeps_what_it_raises_to_itself(program, run):
+    one = run(program(AGENT, ENV + "    def close(self): raise SystemExit(1)\n"))
+    one.machine.close()
+    assert one.ended.code == "max_steps"
