@@ -52,7 +52,7 @@ async def test_hostile_sessions_end_typed_and_neighbours_finish(
     undisturbed = await client.request(
         session_files(good_agent, max_steps=STEPS, name="alone"), count=NEIGHBOURS
     )
-    expected = {row["seed"]: row["chain_hash"] for row in await client.wait(undisturbed)}
+    expected = {row.seed: row.chain_hash for row in await client.wait(undisturbed)}
     hostile = {}
     neighbours = await client.request(
         session_files(good_agent, max_steps=STEPS, name="beside"), count=NEIGHBOURS
@@ -69,15 +69,15 @@ async def test_hostile_sessions_end_typed_and_neighbours_finish(
         ended = await client.wait(neighbours)
         for name, (_, code, told) in HOSTILE.items():
             [row] = await client.wait(hostile[name])
-            assert (row["status"], row["code"]) == ("failed", code), (name, row)
+            assert (row.status, row.code) == ("failed", code), (name, row)
             [end] = stack.sql(
                 "select circumstance from event_log where session_id = %(id)s "
                 "and kind = 'session.ended'",
-                id=row["session_id"],
+                id=row.session_id,
             )
             assert told in end["circumstance"]["message"], (name, end)
-    assert {row["status"] for row in ended} == {"completed"}
-    assert {row["seed"]: row["chain_hash"] for row in ended} == expected
+    assert {row.status for row in ended} == {"completed"}
+    assert {row.seed: row.chain_hash for row in ended} == expected
 
 
 async def test_a_reward_function_that_raises_ends_only_its_session(
@@ -93,6 +93,6 @@ async def test_a_reward_function_that_raises_ends_only_its_session(
     good = await client.request(session_files(good_agent, name="good"), count=31)
     async with asyncio.timeout(30):
         [row] = await client.wait(bad)
-        assert (row["status"], row["code"]) == ("failed", "reward_raised")
-        assert row["steps"] == 5
-        assert {r["status"] for r in await client.wait(good)} == {"completed"}
+        assert (row.status, row.code) == ("failed", "reward_raised")
+        assert row.steps == 5
+        assert {r.status for r in await client.wait(good)} == {"completed"}

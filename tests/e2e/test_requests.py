@@ -173,8 +173,8 @@ async def test_cancel(client: Client, session_files: Callable[..., Path], good_a
     await client.cancel(group.session_ids)
     async with asyncio.timeout(15):
         rows = await client.wait(group)
-    assert {(row["status"], row["code"]) for row in rows} == {("cancelled", "cancelled")}
-    assert all(row["steps"] > 0 for row in rows)
+    assert {(row.status, row.code) for row in rows} == {("cancelled", "cancelled")}
+    assert all(row.steps > 0 for row in rows)
 
 
 async def test_deadline(
@@ -185,7 +185,7 @@ async def test_deadline(
     group = await client.request(session)
     async with asyncio.timeout(15):
         [row] = await client.wait(group)
-    assert (row["status"], row["code"]) == ("cancelled", "deadline")
+    assert (row.status, row.code) == ("cancelled", "deadline")
 
 
 async def test_an_unknown_environment_fails_with_its_field(

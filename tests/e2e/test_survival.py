@@ -25,8 +25,8 @@ async def _chains(client: Client, session: Path, disturb: Callable[[], Any]) -> 
     await asyncio.to_thread(disturb)
     async with asyncio.timeout(90):
         rows = await client.wait(group)
-    assert {row["status"] for row in rows} == {"completed"}, rows
-    return {row["seed"]: row["chain_hash"] for row in rows}
+    assert {row.status for row in rows} == {"completed"}, rows
+    return {row.seed: row.chain_hash for row in rows}
 
 
 @pytest.fixture

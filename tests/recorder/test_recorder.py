@@ -22,6 +22,7 @@ from dsec.platform.stack.ports import free_port
 from dsec.platform.stack.postgres import PostgresOptions, prepare_postgres
 from dsec.platform.stack.process import ChildProcess
 from dsec.recorder import effects
+from dsec.recorder.writer import Floor
 from dsec_contracts import Envelope, WorkerHeartbeat
 from dsec_contracts.worker import HeartbeatCircumstance, HeartbeatFact
 
@@ -240,6 +241,32 @@ async def test_a_consumer_that_delivers_nothing_is_made_anew(
     async with rig.recorder(stall_limit_s=0.3):
         await rig.floor_at(last, 5)
     assert len(rig.keys(sid)) == 3
+
+
+async def test_a_stream_that_ends_before_the_floor_is_noticed(rig: Any, make: Any) -> None:
+    """Also while its consumer lives on, to which nothing would come until it has caught up."""
+    last = await publish_steps(rig, make, make.new_session(), 0, 3)
+    created = (await rig.bus.stream_state()).created
+    floor = Floor(1, created, last + 100, None)
+    feed = await effects.Feed.open(rig.bus, floor, rig.settings(stall_limit_s=0.2))
+    with pytest.raises(effects.StreamSetBack, match=f"ends at {last}"):
+        await asyncio.wait_for(feed._pump, 5)
+    await feed.close()
+
+
+async def test_what_is_held_and_delivered_again_is_not_written_twice(rig: Any, make: Any) -> None:
+    sid = make.new_session()
+    async with rig.recorder(ack_wait_s=0.3) as recorder:
+        await rig.floor_at(await publish_steps(rig, make, sid, 0, 1))
+        with psycopg.connect(rig.log_url) as blocker:
+            blocker.execute("lock table event_log in access exclusive mode")
+            last = await publish_steps(rig, make, sid, 1, 30)
+            await asyncio.sleep(1)
+        await rig.floor_at(last)
+        await asyncio.sleep(0.5)
+        assert recorder.counters.messages == 30
+        assert recorder.counters.leaderships == 1
+    assert rig.keys(sid) == [f"step:{n}" for n in range(30)]
 
 
 async def test_partitions_are_made_for_plausible_times_alone(rig: Any, make: Any) -> None:

@@ -105,6 +105,16 @@ async def test_who_holds_back_too_much_is_reported_and_no_longer_waited_for(
     assert "consumer reward holds back" in caplog.text
 
 
+@pytest.mark.postgres
+@pytest.mark.nats
+async def test_nothing_young_is_trimmed(rig: Any, make: Any) -> None:
+    last = await rig.publish(make.stepped([make.new_session()], [0]), "l1")
+    async with rig.recorder(trim_period_s=0.05, trim_keep_s=60):
+        await rig.floor_at(last)
+        await asyncio.sleep(0.5)
+    assert (await rig.bus.stream_state()).messages == 1
+
+
 async def wait_messages(rig: Any, count: int) -> None:
     async with asyncio.timeout(10):
         while (await rig.bus.stream_state()).messages != count:  # noqa: ASYNC110

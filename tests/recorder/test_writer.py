@@ -113,6 +113,7 @@ async def test_other_facts_are_put_aside_once(log: Log, make: Any) -> None:
     ]
     assert await log.append(*others) == expected
     assert await log.append(*others) == []
+    assert await log.append(*((n + 10, event) for n, event in others)) == []
     kept = log.query("select key, sequence, kept_sequence from event_aside order by key")
     assert kept == [("ended", 8, 4), ("reward:0.1", 6, 2), ("started", 7, 3), ("step:0", 5, 1)]
     assert log.query("select sequence from event_log order by sequence") == [(1,), (2,), (3,), (4,)]
@@ -137,6 +138,19 @@ async def test_the_floor_moves_with_the_rows_and_never_back(log: Log, make: Any)
         await log.append((6, make.stepped([sid] * 2, [2, 3], causes=[b"ok", b"\xff"])))
     assert log.query("select sequence from log_floor") == [(5,)]
     assert len(log.query("select 1 from event_log")) == 2
+
+
+async def test_a_database_that_is_away_is_no_fault_of_the_rows(log: Log, make: Any) -> None:
+    table = log.table([(1, make.stepped([make.new_session()], [0]))])
+    log.query(
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where application_name = 'dsec-recorder'"
+        " and datname = current_database()"
+    )
+    with pytest.raises(psycopg.OperationalError):
+        await log.writer.append(Commit(1, table, (), 1, NOW))
+    with pytest.raises(psycopg.OperationalError):
+        await log.writer.refused_rows(table)
 
 
 async def test_refused_rows_are_found_by_halving_and_nothing_is_written(

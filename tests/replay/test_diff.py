@@ -1,6 +1,7 @@
 """The first difference of two sessions, in few rows."""
 
 import math
+from base64 import urlsafe_b64decode
 from dataclasses import replace
 
 import pytest
@@ -22,14 +23,14 @@ def rechained(rows, step, name, value):
     for row in rows:
         if row.key == "started":
             chain = row.chain
-        if row.kind == "session.stepped":
-            if row.step == step:
-                fact = decode(row.fact)
-                fact[STEP_FIELDS.index(name)] = value
-                row = replace(row, fact=encode(fact))
-            chain = chain_next(chain, row.fact)
-            row = replace(row, chain=chain)
-        result.append(row)
+        if row.kind != "session.stepped":
+            result.append(row)
+            continue
+        fact = decode(row.fact)
+        if row.step == step:
+            fact[STEP_FIELDS.index(name)] = value
+        chain = chain_next(chain, encode(fact))
+        result.append(replace(row, fact=encode(fact), chain=chain))
     return result
 
 
@@ -118,25 +119,21 @@ async def test_a_gap_is_an_error(rows):
 
 
 async def test_the_database_is_asked_by_key(rows):
-    class Reader:
-        asked = []
+    asked = []
 
+    class Reader:
         async def row(self, session_id, key):
-            self.asked.append(key)
+            asked.append(key)
             return next((r for r in rows if r.key == key), None)
 
         async def last_step(self, session_id):
             return 39
 
-    reader = Reader()
-    session_id = rows[0].session_id
-    difference = await diff(LogSource(reader, session_id), RowsSource(rows))
+    difference = await diff(LogSource(Reader(), rows[0].session_id), RowsSource(rows))
     assert difference.equal
-    assert reader.asked == ["started", "step:39", "ended"]
+    assert asked == ["started", "step:39", "ended"]
 
 
 def test_chain_start_is_what_the_first_hash_is_made_of(rows):
     reset = decode(rows[0].fact)["reset"]
-    from base64 import urlsafe_b64decode
-
     assert chain_start(urlsafe_b64decode(reset)) == rows[0].chain

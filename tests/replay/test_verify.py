@@ -14,6 +14,8 @@ from dsec_contracts.session import RequestFact
 from dsec_contracts.step import STEP_FIELDS
 
 CONFIG = SessionConfig(7, 40)
+SOUND = "def reward(t, services):\n    return t.env_reward\n"
+FAILING = "def reward(t, services):\n    assert t.step % 3\n    return t.env_reward\n"
 
 
 def check(made, rows, **options):
@@ -119,12 +121,10 @@ def test_another_reward_function_has_other_rewards_and_the_same_steps(made, cart
 
 
 def test_a_reward_that_failed_must_fail_again(made):
-    failing = made(
-        reward="def reward(t, services):\n    assert t.step % 3\n    return t.env_reward\n"
-    )
+    failing = made(reward=FAILING)
     rows = failing.rows()
     assert check(failing, rows).ok
-    sound = made(reward="def reward(t, services):\n    return t.env_reward\n")
+    sound = made(reward=SOUND)
     verdict = verify(rows, failing.program, CONFIG, sound.scorer)
     assert verdict.reward_ok is False
     assert (verdict.first_divergence.step, verdict.first_divergence.field) == (0, "reward")
@@ -132,10 +132,8 @@ def test_a_reward_that_failed_must_fail_again(made):
 
 
 def test_a_reward_that_circumstances_kept_away_is_left_out(made):
-    failing = made(
-        reward="def reward(t, services):\n    assert t.step % 3\n    return t.env_reward\n"
-    )
-    sound = made(reward="def reward(t, services):\n    return t.env_reward\n")
+    failing = made(reward=FAILING)
+    sound = made(reward=SOUND)
 
     class Away:
         def score(self, *arguments):
@@ -153,10 +151,8 @@ def test_a_reward_that_circumstances_kept_away_is_left_out(made):
 
 
 def test_a_scored_reward_that_now_fails_is_unequal(made):
-    sound = made(reward="def reward(t, services):\n    return t.env_reward\n")
-    failing = made(
-        reward="def reward(t, services):\n    assert t.step % 3\n    return t.env_reward\n"
-    )
+    sound = made(reward=SOUND)
+    failing = made(reward=FAILING)
     verdict = verify(sound.rows(), sound.program, CONFIG, failing.scorer)
     assert verdict.reward_ok is False
     assert "reward_raised" in verdict.first_divergence.actual
@@ -180,6 +176,11 @@ def test_observations_in_the_object_store_are_fetched(cartpole, rows):
     referring = [away(r) for r in rows]
     assert check(cartpole, referring, get_blob=blobs.__getitem__).ok
     assert check(cartpole, referring).reward_ok is False
+
+    del blobs[decode(referring[-3].observation)["$blob"]]
+    verdict = check(cartpole, referring, get_blob=blobs.__getitem__)
+    assert (verdict.first_divergence.step, verdict.first_divergence.field) == (39, "reward")
+    assert "an observation is lost" in verdict.first_divergence.actual
 
 
 def test_rscr_is_the_share_of_sessions(cartpole, rows):

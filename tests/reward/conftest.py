@@ -21,7 +21,14 @@ import pytest
 
 from dsec.platform.bus import Bus, Message
 from dsec.session.documents import RewardDocument, seal
-from dsec_contracts import Event, SessionStepped, encode, subjects
+from dsec_contracts import (
+    RewardMissing,
+    RewardScored,
+    SessionStepped,
+    decode,
+    encode,
+    subjects,
+)
 from dsec_contracts.columns import VarColumn
 from dsec_contracts.step import StepCircumstance, StepColumns
 
@@ -112,22 +119,30 @@ def tick(
 
 @dataclass
 class Rig:
-    """A stream, replicas on it, and what they answered."""
+    """A lane that sends ticks, the replicas that it may start, and what they answered."""
 
     bus: Bus
     url: str
     folder: Path
+    lane: str
     replicas: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     async def send(
-        self, event: SessionStepped, event_id: str, traceparent: str | None = None
+        self,
+        specs: list[str],
+        name: str = "a",
+        *,
+        traceparent: str | None = None,
+        step: int = 0,
+        env_reward: Callable[[int], float] = lambda _: 1.0,
     ) -> int:
+        """Publish a tick of the lane as event `<lane>.<name>`."""
         return await self.bus.publish(
-            event,
-            event.circumstance.lane,
+            tick(specs, step=step, lane=self.lane, env_reward=env_reward),
+            self.lane,
             source="dsec/env-runtime/test",
             time=datetime.now(UTC),
-            event_id=event_id,
+            event_id=f"{self.lane}.{name}",
             traceparent=traceparent,
         )
 
@@ -140,34 +155,46 @@ class Rig:
 
     def start(self, **settings: object) -> subprocess.Popen[bytes]:
         """Start a replica."""
-        told = {f"DSEC_REWARD_{k.upper()}": str(v) for k, v in settings.items()}
         name = f"r{len(self.replicas)}"
-        log = (self.folder / f"{name}.log").open("wb")
-        env = os.environ | {"DSEC_NATS_URL": self.url, "DSEC_REWARD_REPLICA": name} | told
-        replica = subprocess.Popen(
-            [sys.executable, str(REPLICA), str(self.folder)], env=env, stderr=log
-        )
-        self.replicas.append(replica)
-        return replica
+        self.replicas.append(start_replica(self.url, self.folder, name, **settings))
+        return self.replicas[-1]
 
-    async def messages(self, wildcard: str, count: int) -> list[Message]:
-        """The first `count` messages under a subject."""
+    async def messages(self, event_name: str, count: int) -> list[Message]:
+        """The first `count` messages of an event for this lane."""
         name = f"test-{time.monotonic_ns()}"
-        consumer = await self.bus.consumer(name, [wildcard], ack="none")
+        subject = subjects.subject(event_name, self.lane)
+        consumer = await self.bus.consumer(name, [subject], ack="none")
         found: list[Message] = []
         try:
             async with asyncio.timeout(WAIT_S_MAX):
                 while len(found) < count:
                     found += await consumer.fetch(256, 0.5)
         except TimeoutError:
-            raise AssertionError(f"{len(found)} of {count} on {wildcard}: {self.logs()}") from None
+            raise AssertionError(f"{len(found)} of {count} {event_name}: {self.logs()}") from None
         finally:
             await consumer.close()
             await self.bus.delete_consumer(name)
         return found
 
-    async def events(self, wildcard: str, count: int) -> list[Event]:
-        return [message.event() for message in await self.messages(wildcard, count)]
+    async def scored(self, count: int) -> list[RewardScored]:
+        """The first messages of rewards."""
+        events = [m.event() for m in await self.messages("reward.scored", count)]
+        assert all(isinstance(event, RewardScored) for event in events)
+        return [event for event in events if isinstance(event, RewardScored)]
+
+    async def missing(self, count: int) -> dict[UUID, RewardMissing]:
+        """The first notices, by session."""
+        events = [m.event() for m in await self.messages("reward.missing", count)]
+        return {e.fact.session_id: e for e in events if isinstance(e, RewardMissing)}
+
+    async def dead(self) -> list[Message]:
+        """What was put aside."""
+        name = f"test-{time.monotonic_ns()}"
+        consumer = await self.bus.consumer(name, [subjects.dead_letter("reward")], ack="none")
+        found = await consumer.fetch(256, 1)
+        await consumer.close()
+        await self.bus.delete_consumer(name)
+        return found
 
     async def deliveries(self) -> int:
         """How often the durable has delivered anything."""
@@ -178,35 +205,93 @@ class Rig:
     async def settled(self) -> None:
         """Wait until the durable has nothing left."""
         async with asyncio.timeout(WAIT_S_MAX):
-            while True:
-                states = {s.name: s for s in await self.bus.consumers()}
-                if (s := states.get("reward")) and not s.pending and not s.ack_pending:
-                    return
+            while await self.unsettled():
+                await asyncio.sleep(0.05)
+
+    async def unsettled(self) -> int:
+        """Messages that wait or are being worked on."""
+        states = {state.name: state for state in await self.bus.consumers()}
+        state = states["reward"]
+        return state.pending + state.ack_pending
+
+    async def logged(self, text: str) -> None:
+        """Wait until a replica has logged something."""
+        async with asyncio.timeout(WAIT_S_MAX):
+            while text not in self.logs():  # noqa: ASYNC110 - written by another process
                 await asyncio.sleep(0.05)
 
     def logs(self) -> str:
-        return "\n".join(p.read_text()[-3000:] for p in sorted(self.folder.glob("*.log")))
+        """The end of every replica's log."""
+        return "\n".join(p.read_text()[-5000:] for p in sorted(self.folder.glob("*.log")))
 
 
-@pytest.fixture
-async def bus(nats_url: str) -> AsyncIterator[Bus]:
-    """A connection, and an empty stream."""
-    nc = await nats.connect(nats_url)
+def start_replica(url: str, folder: Path, name: str, **settings: object) -> subprocess.Popen[bytes]:
+    """A replica whose specs lie in a folder."""
+    told = {f"DSEC_REWARD_{key.upper()}": str(value) for key, value in settings.items()}
+    env = os.environ | {"DSEC_NATS_URL": url, "DSEC_REWARD_REPLICA": name} | told
+    with (folder / f"{name}.log").open("wb") as log:
+        return subprocess.Popen([sys.executable, str(REPLICA), str(folder)], env=env, stderr=log)
+
+
+async def _empty_stream(url: str) -> None:
+    nc = await nats.connect(url)
     with contextlib.suppress(nats.js.errors.NotFoundError):
         await nc.jetstream().delete_stream(subjects.STREAM)
     await nc.close()
-    bus = await Bus.connect(nats_url, "test")
+    bus = await Bus.connect(url, "test")
     await bus.ensure_stream()
-    yield bus
+    await bus.close()
+
+
+@pytest.fixture(scope="module")
+def shared(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One replica for the tests of a module that leave it alive, and its folder of specs."""
+    folder = tmp_path_factory.mktemp("reward")
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(_empty_stream(nats_url))
+    loop.close()
+    replica = start_replica(
+        nats_url, folder, "shared", deadline_s=1.5, spec_wait_s=0.2, ack_wait_s=1
+    )
+    yield folder
+    alive = replica.poll() is None
+    replica.kill()
+    replica.wait()
+    assert alive
+
+
+@pytest.fixture
+async def service(
+    shared: Path, nats_url: str, request: pytest.FixtureRequest
+) -> AsyncIterator[Rig]:
+    """A lane of its own on the shared replica."""
+    bus = await Bus.connect(nats_url, "test")
+    made = Rig(bus, nats_url, shared, request.node.name[:60])
+    made.know(ENV_SPEC)
+    yield made
     await bus.close()
 
 
 @pytest.fixture
-def rig(bus: Bus, nats_url: str, tmp_path: Path) -> Iterator[Rig]:
-    """No replica runs yet; `env` is registered."""
-    made = Rig(bus, nats_url, tmp_path)
+async def rig(nats_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
+    """An empty stream without a replica."""
+    await _empty_stream(nats_url)
+    bus = await Bus.connect(nats_url, "test")
+    made = Rig(bus, nats_url, tmp_path, "w-1-0")
     made.know(ENV_SPEC)
     yield made
     for replica in made.replicas:
         replica.kill()
         replica.wait()
+    await bus.close()
+
+
+def facts(events: list[RewardScored]) -> dict[tuple[bytes, int], bytes]:
+    """By session and step; a row that came twice must be the same twice."""
+    found: dict[tuple[bytes, int], bytes] = {}
+    for event in events:
+        ids = [event.row.session_id[n : n + 16] for n in range(0, 16 * event.rows, 16)]
+        for raw_id, fact in zip(ids, event.row.fact.unpack(), strict=True):
+            key = raw_id, decode(fact)[0]
+            assert found.setdefault(key, fact) == fact
+    return found

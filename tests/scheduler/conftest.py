@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -30,6 +29,7 @@ from dsec.platform.settings import Settings
 from dsec.recorder.leadership import Recorder
 from dsec.recorder.settings import RecorderSettings
 from dsec.scheduler.__main__ import serve
+from dsec.scheduler.history import History
 from dsec.scheduler.settings import load_config
 from dsec_contracts import (
     Event,
@@ -59,9 +59,9 @@ def uuid7() -> UUID:
     return UUID(str(uuid_utils.uuid7()))
 
 
-def spec_event(kind: Any) -> SpecRegistered:
+def spec_event(kind: Any, document: dict[str, Any] | None = None) -> SpecRegistered:
     """A spec; what is in it is nobody's business here."""
-    content = encode({"kind": kind, "document": {}, "files": {}})
+    content = encode({"kind": kind, "document": document or {}, "files": {}})
     return SpecRegistered(
         fact=SpecFact(spec_hash=sha256(content).hexdigest(), kind=kind, content=content)
     )
@@ -92,7 +92,9 @@ class World:
     nats_url: str
     database_url: str
     bus: Bus
+    history: History
     folder: Path
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
     seen: list[tuple[Message, Event]] = field(default_factory=list)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     tasks: list[tuple[asyncio.Task[None], asyncio.Event]] = field(default_factory=list)
@@ -141,6 +143,10 @@ class World:
         """Publish an event; the id is the test's own."""
         options.setdefault("event_id", str(uuid_utils.uuid4()))
         return await self.bus.publish(event, key, source="test", time=utc_now(), **options)
+
+    def spec(self, kind: Any, document: dict[str, Any]) -> SpecRegistered:
+        """A spec that nobody has registered yet."""
+        return spec_event(kind, document)
 
     async def register(self) -> None:
         """Register the specs that `request_fact` names."""
@@ -250,11 +256,6 @@ class World:
         query = "select 1 from event_log where session_id = %(id)s and key = %(key)s"
         await self.until(lambda: self.sql(query, id=session_id, key=key))
 
-    def stop(self, process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> int:
-        """Signal a process and wait for it."""
-        process.send_signal(number)
-        return process.wait(10)
-
 
 async def _empty(nats_url: str) -> None:
     connection = await nats.connect(nats_url)
@@ -272,22 +273,25 @@ async def world(nats_url: str, fresh_database_url: str, tmp_path: Path) -> Async
     await asyncio.to_thread(migrate, fresh_database_url)
     bus = await Bus.connect(nats_url, "test")
     await bus.ensure_stream()
-    world = World(nats_url, fresh_database_url, bus, tmp_path)
+    history = History.connect(fresh_database_url)
+    world = World(nats_url, fresh_database_url, bus, history, tmp_path)
     world.record()
     follower = asyncio.create_task(world.follow())
     await world.register()
     try:
         yield world
         for task, _ in world.tasks:
-            assert not task.done(), task.exception()
+            assert not task.done() or world.stop.is_set(), task.exception()
     finally:
         for _, stop in world.tasks:
             stop.set()
+        world.stop.set()
         await asyncio.wait([task for task, _ in world.tasks], timeout=5)
         for task in (follower, *world.beats.values()):
             task.cancel()
         for process in world.processes:
             process.kill()
             process.wait()
+        await history.close()
         await bus.close()
         await _empty(nats_url)

@@ -316,6 +316,17 @@ def test_somebody_elses_placement_counts() -> None:
     assert model.tick() == []
 
 
+def test_an_older_placement_changes_nothing() -> None:
+    model = Model()
+    model.beat("w")
+    first = model.place()
+    model.see(SessionReleased(fact=ReleasedFact(session_id=session_id(1), attempt=1)))
+    model.see(event_of(first))
+    session = model.state.sessions[session_id(1)]
+    assert (session.status, session.worker) == ("queued", None)
+    assert session.placed_sequence == model.sequence, "but the next one must build on it"
+
+
 def test_a_draining_worker_gets_nothing() -> None:
     model = Model()
     model.ask(request(1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from dataclasses import replace
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -14,9 +15,10 @@ import pytest
 
 from dsec.platform.bus import PublishRefused
 from dsec.platform.clock import utc_now
+from dsec.scheduler.effects import Effects, Withdrawn
 from dsec.scheduler.handlers import Scheduler
-from dsec.scheduler.history import History
-from dsec.scheduler.leadership import LEASE_TTL_S, Leadership
+from dsec.scheduler.intents import End, Place
+from dsec.scheduler.leadership import LEASE_TTL_S, Leadership, LeadershipLost
 from dsec.scheduler.settings import SchedulerConfig
 from dsec.session.chain import chain_end
 from dsec_contracts import (
@@ -228,7 +230,11 @@ async def test_another_one_takes_over(world: Any) -> None:
     even where the first one wakes up again."""
     first = world.start("scheduler")
     world.worker("w1", capacity=2)
-    rejected = await world.request(agent_spec="0" * 64)
+    spec = world.spec("agent", {"name": "registered too late"})
+    rejected = await world.request(agent_spec=spec.fact.spec_hash)
+    (refusal,) = await world.until(lambda: world.events(SessionRejected))
+    await world.publish(spec, spec.fact.spec_hash)
+    await world.logged(keys.SYSTEM_SESSION, keys.rejected(refusal.fact.event_id))
     done, lives, waits = [await world.request() for _ in range(3)]
     gone = await world.request()
     await cancel(world, gone.session_id)
@@ -253,11 +259,12 @@ async def test_another_one_takes_over(world: Any) -> None:
     first.send_signal(signal.SIGCONT)
     # Ids of sessions that only the log remembers are still theirs.
     other = SessionRequested(fact=done.model_copy(update={"seed": 99}))
-    await world.publish(other, done.session_id)
-    await world.publish(SessionRequested(fact=done), done.session_id)
-    await world.until(
-        lambda: world.events(SessionRejected, session_id=str(done.session_id), code="id_in_use")
-    )
+    await world.publish(other, done.session_id, event_id="other-facts")
+    await world.publish(SessionRequested(fact=done), done.session_id, event_id="same-facts")
+    (found,) = await world.until(lambda: world.events(SessionRejected, event_id="other-facts"))
+    assert found.fact.code == "id_in_use"
+    await world.placed((await world.request()).session_id)
+    assert not world.events(SessionRejected, event_id="same-facts")
     assert await asyncio.to_thread(first.wait, 10) == 1, "it cannot know whether it leads"
     attempts = [(e.fact.session_id, e.fact.attempt) for e in world.events(SessionPlaced)]
     assert len(attempts) == len(set(attempts))
@@ -266,6 +273,24 @@ async def test_another_one_takes_over(world: Any) -> None:
     assert gone.session_id not in placed
     assert (done.session_id, 2) not in attempts
     assert {event.fact.worker for event in world.events(WorkerFenced)} == {"w1"}
+
+
+async def test_of_two_placements_one_wins(world: Any) -> None:
+    effects = Effects(world.bus, world.history, epoch=1, restart_wait_s=1.0, now=utc_now)
+    fact = await world.request()
+
+    def place(worker: str, attempt: int, expected: int) -> Place:
+        lane, cause = f"{worker}-0", keys.of(fact.session_id, keys.REQUESTED)
+        return Place(
+            fact.session_id, worker, lane, attempt, None, False, "test", cause, expected, fact
+        )
+
+    assert await effects.carry_out(place("mine", 1, 0)) is None
+    refused = await effects.carry_out(place("theirs", 2, 0))
+    won = await world.bus.last_sequence(f"dsec.session.placed.{fact.session_id}")
+    assert refused == Withdrawn(won)
+    assert await effects.carry_out(place("theirs", 2, won)) is None
+    await world.placed(fact.session_id, attempt=2)
 
 
 async def test_sigterm_hands_over(world: Any) -> None:
@@ -279,36 +304,72 @@ async def test_sigterm_hands_over(world: Any) -> None:
     assert not world.events(WorkerFenced), "a new one calls nobody dead whom it has not heard yet"
 
 
-async def test_a_scheduler_that_slept_calls_nobody_dead(world: Any) -> None:
-    """Its clock has moved on, but nobody could be heard meanwhile."""
-    lag_s = 0.0
-    stop = asyncio.Event()
-    history = History.connect(world.database_url)
+async def _with_clock(world: Any, lag_s: list[float], *, lease_too: bool) -> asyncio.Task[None]:
+    """A scheduler whose clock can be put forward."""
+
+    def clock() -> float:
+        return monotonic() + lag_s[0]
+
     lease = await world.bus.lease("scheduler", "test", LEASE_TTL_S)
-    leadership = Leadership(lease, monotonic)
-    await leadership.take(stop)
+    leadership = Leadership(lease, clock if lease_too else monotonic)
+    await leadership.take(world.stop)
     scheduler = Scheduler(
         world.bus,
-        history,
+        world.history,
         SchedulerConfig(),
         leadership,
         now=utc_now,
-        monotonic=lambda: monotonic() + lag_s,
+        monotonic=clock,
     )
-    running = asyncio.create_task(scheduler.run(stop))
-    keeping = asyncio.create_task(leadership.keep(stop))
+    running = asyncio.create_task(scheduler.run(world.stop))
+    if not lease_too:
+        world.tasks.append((asyncio.create_task(leadership.keep(world.stop)), world.stop))
     world.worker("w1")
     await world.placed((await world.request()).session_id)
-    lag_s = 60.0
+    return running
+
+
+async def test_a_scheduler_that_slept_calls_nobody_dead(world: Any) -> None:
+    """Its clock has moved on, but nobody could be heard meanwhile."""
+    lag_s = [0.0]
+    running = await _with_clock(world, lag_s, lease_too=False)
+    world.silence("w1")
+    lag_s[0] = 60.0
     await asyncio.sleep(0.5)
     assert not world.events(WorkerFenced)
-    stop.set()
-    await asyncio.gather(running, keeping)
-    await history.close()
+    world.stop.set()
+    await running
 
 
-async def test_requests_beyond_the_bound_wait_in_the_log(world: Any) -> None:
+async def test_a_scheduler_that_may_have_lost_its_lease_stops(world: Any) -> None:
+    """Two of them would take messages of one consumer from each other."""
+    lag_s = [0.0]
+    running = await _with_clock(world, lag_s, lease_too=True)
+    lag_s[0] = LEASE_TTL_S
+    with pytest.raises(ExceptionGroup) as stopped:
+        async with asyncio.timeout(5):
+            await running
+    assert stopped.group_contains(LeadershipLost)
+
+
+async def test_no_end_before_the_log_has_passed_the_fence(world: Any) -> None:
+    effects = Effects(world.bus, world.history, epoch=1, restart_wait_s=0.5, now=utc_now)
+    fact = await world.request()
+    sequence = (await world.bus.stream_state()).last_sequence
+    end = End(fact.session_id, "failed", "oom", "", 1, "cause", sequence + 5)
+    assert await effects.carry_out(end) == Withdrawn(None)
+    assert not world.events(SessionEnded)
+    assert await effects.carry_out(replace(end, log_sequence=sequence)) is None
+    await world.ended(fact.session_id)
+
+
+async def test_requests_beyond_the_bound_wait_in_the_log(
+    world: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     world.lead("sessions_queued_max: 3")
+    world.worker("w0", capacity=1)
+    first = await world.request()
+    await world.placed(first.session_id)
     facts = [await world.request() for _ in range(10)]
     await cancel(world, facts[8].session_id)
     await world.logged(facts[8].session_id, keys.CANCEL_REQUESTED)
@@ -317,6 +378,7 @@ async def test_requests_beyond_the_bound_wait_in_the_log(world: Any) -> None:
         await world.placed(fact.session_id)
     ended = await world.ended(facts[8].session_id)
     assert (ended.fact.code, ended.fact.steps) == ("cancelled", 0)
-    order = [event.fact.session_id for event in world.events(SessionPlaced)]
+    order = [event.fact.session_id for event in world.events(SessionPlaced)][1:]
     assert set(order[:3]) == {fact.session_id for fact in facts[:3]}
     assert len(order) == 9
+    assert "3 sessions wait: later requests wait in the log" in caplog.text

@@ -116,8 +116,8 @@ def test_twin_rollouts_equal_gymnasium_itself(program, run, name):
             env.reset(seed=derive(7, "env", stepped.episode + 1) & 0x7FFF_FFFF)
 
 
-VALUES = """[float("nan"), float("inf"), float("-inf"), -0.0, 1e16, 5e-324, "a\\0b", "\\ud800", b"\\xff",
- 2**70, (1, 2), {1: "x", "y": None}, True]"""
+VALUES = """[float("nan"), float("inf"), float("-inf"), -0.0, 1e16, 5e-324, "a\\0b",
+ "\\ud800", b"\\xff", 2**70, (1, 2), {1: "x", "y": None}, True]"""
 VALUE_ENV = f"""
 import math
 VALUES = {VALUES}
@@ -165,6 +165,10 @@ STATES = {
     "nested objects": "self.x = Thing(Thing([Thing(self.n)]))",
     "slots": "self.x = Slotted(self.n)",
     "second of two objects": "self.x = [Thing(1), Thing(2), Thing(self.n)]",
+    "second of two arrays of objects": (
+        "self.x = [np.array([1, 'x'], dtype=object), np.array([self.n, 'y'], dtype=object)]"
+    ),
+    "second of two deques": "self.x = [collections.deque([1]), collections.deque([self.n])]",
     "deque": "self.x = collections.deque([Thing(1), self.n], maxlen=4)",
     "deque of a class": "self.x = Queue([self.n]); self.x.label = 1",
     "date and partial": (
@@ -180,7 +184,9 @@ STATES = {
     "dates": "self.x = np.array(['2020-01-01'], 'M8[D]') + self.n",
     "large": "self.x = {n: [n + self.n] * 3 for n in range(300)}",
     "attribute that comes and goes": "setattr(self, f'x{self.n}', {1}); vars(self).pop('x0', 0)",
-    "attribute that changes its sort": "self.x = [1, 'a', {2}, None, np.ones(2), Thing(1)][self.n % 6]",
+    "attribute that changes its sort": (
+        "self.x = [1, 'a', {2}, None, np.ones(2), Thing(1)][self.n % 6]"
+    ),
 }
 STATE_ENV = """
 import collections, datetime, functools, random

@@ -190,6 +190,8 @@ def test_a_changed_reward_is_found_where_it_was_delivered(made, rows):
     false = [changed(r) if r.key == "reward:9.1" else r for r in rows]
     divergence = rerun(SessionMachine(made, CONFIG), Recorded.from_rows(false))
     assert (divergence.step, divergence.field) == (10, "inputs")
+    assert divergence.expected[:2] == divergence.actual[:2] == ["reward", 9]
+    assert divergence.expected[2] != divergence.actual[2]  # no wrong reward was handed out
     divergence = rerun(
         SessionMachine(made, CONFIG),
         Recorded.from_rows([changed(r) if r.key == "reward:24.1" else r for r in rows]),

@@ -202,7 +202,7 @@ def test_hooks_are_optional_and_a_hook_that_cannot_be_looked_up_ends_the_session
         "class Agent:\n    def __init__(self, c): pass\n    def step(self, o): return {'action': 0}"
     )
     assert run(program(bare + "\n", ENV)).ended.code == "max_steps"
-    odd = bare + "\n    @property\n    def on_reward(self): raise ValueError('odd')\n"
+    odd = bare + "    @property\n    def on_reward(self): raise ValueError('odd')\n"
     assert run(program(odd, ENV)).ended.code == "agent_raised"
 
 

@@ -5,10 +5,23 @@ from __future__ import annotations
 import contextlib
 from uuid import UUID
 
+from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_delay, wait_fixed
+
 from dsec.cli.answer import Refused
 from dsec.client.queries import Queries
+from dsec_contracts.keys import check_session_id
 
 PREFIX_CHARS_MIN = 4
+LOG_LAG_S_MAX = 3.0
+LOG_POLL_S = 0.2
+
+
+def whole_id(named: str) -> UUID | None:
+    """The session id that is written out, or None where it is only the head of one."""
+    try:
+        return check_session_id(UUID(named))
+    except ValueError:
+        return None
 
 
 async def find_session(queries: Queries, named: str) -> UUID:
@@ -22,9 +35,15 @@ async def find_session(queries: Queries, named: str) -> UUID:
             f"{named!r} is no session id: give at least {PREFIX_CHARS_MIN} of its first "
             "characters; `dsec sessions list` shows them"
         )
-    with contextlib.suppress(ValueError):
-        named = str(UUID(named))  # as the log writes it, whatever form was given
     found = await queries.matching(named)
+    if not found and whole_id(named) is not None:
+        # Just requested, perhaps: the log is moments behind the stream.
+        with contextlib.suppress(RetryError):
+            found = await AsyncRetrying(
+                stop=stop_after_delay(LOG_LAG_S_MAX),
+                wait=wait_fixed(LOG_POLL_S),
+                retry=retry_if_result(lambda ids: not ids),
+            )(queries.matching, named)
     if not found:
         raise Refused(f"the log has no session {named}: `dsec sessions list` shows what it has")
     if len(found) > 1:

@@ -12,6 +12,7 @@ from dsec.cli.tables import print_summaries
 from dsec.client.client import Client, Group
 from dsec.client.queries import Summary
 from dsec.client.requests import SEED_MODES, SESSIONS_PER_REQUEST_MAX
+from dsec.client.specs import SessionPlan, read_session
 
 
 @click.command()
@@ -40,7 +41,7 @@ def run(
     """Request the sessions of a session.yaml."""
     how["labels"] = dict(_label(text) for text in labels)
     how["check"] = not no_check
-    group, sessions = run_async(_run(file, follow, how))
+    group, sessions = run_async(_run(read_session(file), follow, how))
     ok = all(session.status == "completed" for session in sessions)
     if as_json:
         told = {"ok": ok, "group_id": group.group_id, "session_ids": list(group.session_ids)}
@@ -61,9 +62,9 @@ def _label(text: str) -> tuple[str, str]:
     return key, value
 
 
-async def _run(file: Path, follow: bool, how: dict[str, Any]) -> tuple[Group, list[Summary]]:
+async def _run(plan: SessionPlan, follow: bool, how: dict[str, Any]) -> tuple[Group, list[Summary]]:
     async with Client(name="cli") as client:
-        group = await client.request(file, **how)
+        group = await client.request(plan, **how)
         if not follow:
             return group, []
         with progress() as display:

@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 from dsec.cli.answer import answers, json_option, number, out, run_async, say_json
-from dsec.cli.find import find_session
+from dsec.cli.find import find_session, whole_id
 from dsec.cli.tables import plain_table, print_summaries
 from dsec.client.client import Client
+from dsec.client.plain import plain
 from dsec.client.queries import Summary
 from dsec.platform.log import LogRow
 from dsec_contracts.canonical import decode
@@ -137,7 +138,7 @@ def _event(row: LogRow, facts: bool) -> dict[str, Any]:
         "event_time": row.event_time,
     }
     if facts:
-        told["fact"] = decode(row.fact)
+        told["fact"] = plain(decode(row.fact))
     return told
 
 
@@ -151,7 +152,10 @@ def cancel(session_ids: tuple[str, ...], reason: str | None, as_json: bool) -> N
 
     async def work() -> list[str]:
         async with Client(name="cli") as client:
-            found = [await find_session(client.queries, named) for named in session_ids]
+            found = [
+                whole_id(named) or await find_session(client.queries, named)
+                for named in session_ids
+            ]
             await client.cancel(found, reason)
             return [str(session_id) for session_id in found]
 

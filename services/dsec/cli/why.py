@@ -28,9 +28,7 @@ class Node:
 
 @click.command()
 @click.argument("key")
-@click.option(
-    "--depth", type=click.IntRange(1), default=20, show_default=True, help="Causes shown."
-)
+@click.option("--depth", type=click.IntRange(1), default=8, show_default=True, help="Causes shown.")
 @json_option
 @answers
 def why(key: str, depth: int, as_json: bool) -> None:
@@ -99,16 +97,19 @@ async def _edges(client: Client, session_id: UUID) -> dict[str, tuple[str, str]]
 
 
 def _print(nodes: list[Node], depth: int) -> None:
+    """As a tree: each event hangs below what it caused."""
     shown = nodes
     left_out = len(nodes) - depth - TAIL_SHOWN
     if left_out > 1:
         shown = [*nodes[:depth], Node(f"… {left_out} more …", ""), *nodes[-TAIL_SHOWN:]]
-    tree = Tree(_line(shown[0]))
-    branch = tree
+    branch = tree = Tree(_line(shown[0], ""))
+    session = nodes[0].event.partition("/")[0]
     for node in shown[1:]:
-        branch = branch.add(_line(node))
+        branch = branch.add(_line(node, session))
     out.print(tree, soft_wrap=True)
 
 
-def _line(node: Node) -> str:
-    return f"{node.event}  [dim]{node.kind}[/dim]" if node.kind else node.event
+def _line(node: Node, session: str) -> str:
+    """The key alone where the session is the one that was asked about."""
+    event = node.event.removeprefix(f"{session}/") if session else node.event
+    return f"{event}  [dim]{node.kind}[/dim]" if node.kind else event

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dsec.client.specs import SealedSpec, load_code
+from dsec.client.told import code_sentence, last_line
 from dsec.client.yaml_file import SpecFileError
 from dsec.platform import virtual
 from dsec.platform.interposition import interposition_for
@@ -52,7 +53,7 @@ def check_spec(spec: SealedSpec, *, seed: int = 0, steps: int = CHECK_STEPS) -> 
         try:
             found = namespace.load(spec.document.entry)
         except CodeError as error:
-            raise SpecFileError(f"agent {spec.name}: {error.message}") from error
+            raise SpecFileError(f"agent {spec.name}: {code_sentence(error)}") from error
         if not callable(getattr(found, "step", None)):
             raise SpecFileError(f"agent {spec.name}: it has no step(): add `def step(self, obs)`")
 
@@ -84,7 +85,7 @@ def _program(spec: SealedSpec, spaces: list[Any]) -> Program:
     try:
         make_env = env_factory(document.entry, document.kwargs, namespace)
     except CodeError as error:
-        raise SpecFileError(f"environment {spec.name}: {error.message}") from error
+        raise SpecFileError(f"environment {spec.name}: {code_sentence(error)}") from error
     except EnvError as error:
         raise SpecFileError(f"environment {spec.name}: {error}") from error
 
@@ -118,16 +119,14 @@ def _compare(
 def _started(name: str, machine: SessionMachine) -> Started:
     output = machine.start()
     if isinstance(output, Ended):
-        raise SpecFileError(f"environment {name}: {_last_line(output.message)}")
+        raise SpecFileError(f"environment {name}: {last_line(output.message)}")
     return output
 
 
 def _stepped(name: str, machine: SessionMachine) -> Stepped:
     output = machine.step()
     if isinstance(output, Ended):
-        raise SpecFileError(
-            f"environment {name}, step {output.steps}: {_last_line(output.message)}"
-        )
+        raise SpecFileError(f"environment {name}, step {output.steps}: {last_line(output.message)}")
     return output
 
 
@@ -141,11 +140,6 @@ def _same(name: str, when: str, fields: tuple[str, ...], one: bytes, two: bytes)
         f"{', '.join(differing)}; draw from self.np_random alone, and keep nothing that outlives "
         "reset(seed=...)"
     )
-
-
-def _last_line(message: str) -> str:
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return lines[-1] if lines else "it failed without a message"
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,31 +16,26 @@ from uuid import UUID
 
 import uuid_utils.compat
 
-from dsec.client.check import check_spec
 from dsec.client.endpoints import ClientError, find_endpoints
 from dsec.client.episodes import Episode, episodes_of, rejected_episode
-from dsec.client.queries import Queries, Summary, request_event_id
+from dsec.client.publishing import (
+    publish_cancel,
+    publish_policy,
+    publish_requests,
+    publish_spec,
+)
+from dsec.client.queries import Queries, Summary
 from dsec.client.requests import request_facts
 from dsec.client.specs import SealedSpec, SessionPlan, read_session, read_spec
 from dsec.platform.bus import Bus
 from dsec.platform.clock import utc_now
 from dsec.platform.log import LogReader
 from dsec.platform.objects import ObjectStore
-from dsec_contracts import (
-    PolicyPublished,
-    SessionCancelRequested,
-    SessionRequested,
-    SpecRegistered,
-    canonical,
-)
-from dsec_contracts.session import CancelCircumstance, CancelFact, RequestCircumstance, RequestFact
-from dsec_contracts.spec import PolicyFact, SpecCircumstance, SpecFact, SpecKind
+from dsec_contracts import canonical
+from dsec_contracts.spec import PolicyFact, SpecKind
 
-SOURCE = "dsec/client"
-PUBLISHES_IN_FLIGHT_MAX = 256
 POLL_S_MIN = 0.05
 POLL_S_MAX = 0.5
-MESSAGE_OVERHEAD_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,22 +138,11 @@ class Client:
         if spec.spec_hash in self._registered:
             return spec.spec_hash
         if check:
+            # Imported here: it loads Gymnasium, which those who read the log can do without.
+            from dsec.client.check import check_spec
+
             check_spec(spec)
-        bus = await self.bus()
-        content, blob = spec.content, None
-        if len(content) * 4 // 3 + MESSAGE_OVERHEAD_BYTES > bus.max_payload_bytes:
-            blob = await asyncio.to_thread(self.objects().put, content)
-            content = b""
-        fact = SpecFact.model_validate(
-            {"spec_hash": spec.spec_hash, "kind": spec.kind, "content": content, "blob": blob}
-        )
-        await bus.publish(
-            SpecRegistered(fact=fact, circumstance=SpecCircumstance(name=spec.name)),
-            spec.spec_hash,
-            source=SOURCE,
-            time=utc_now(),
-            event_id=f"spec.{spec.spec_hash}",
-        )
+        await publish_spec(await self.bus(), self.objects, spec, utc_now())
         self._registered.add(spec.spec_hash)
         return spec.spec_hash
 
@@ -174,13 +157,7 @@ class Client:
         fact = PolicyFact(
             name=name, version=version, content_hash=key, blob=key, size_bytes=len(data)
         )
-        await (await self.bus()).publish(
-            PolicyPublished(fact=fact),
-            f"{name}-{version}",
-            source=SOURCE,
-            time=utc_now(),
-            event_id=f"policy.{name}.{version}",
-        )
+        await publish_policy(await self.bus(), fact, self.name, utc_now())
         return f"{name}@{version}"
 
     # -- sessions ------------------------------------------------------------------------------
@@ -227,44 +204,14 @@ class Client:
         for spec in plan.specs():
             if isinstance(spec, SealedSpec):
                 await self.register_sealed(spec, check=check)
-        await self._publish_requests(facts)
+        await publish_requests(await self.bus(), facts, self.name)
         return Group(group, tuple(ids))
-
-    async def _publish_requests(self, facts: list[RequestFact]) -> None:
-        bus = await self.bus()
-        circumstance = RequestCircumstance(client=self.name)
-        in_flight = asyncio.Semaphore(PUBLISHES_IN_FLIGHT_MAX)
-
-        async def publish(fact: RequestFact, time: datetime) -> None:
-            async with in_flight:
-                await bus.publish(
-                    SessionRequested(fact=fact, circumstance=circumstance),
-                    fact.session_id,
-                    source=SOURCE,
-                    time=time,
-                    event_id=request_event_id(fact.session_id),
-                    session_id=fact.session_id,
-                )
-
-        async with asyncio.TaskGroup() as group:
-            for fact in facts:
-                group.create_task(publish(fact, fact.creation_timestamp))
 
     async def cancel(self, ids: Iterable[UUID], reason: str | None = None) -> None:
         """Ask that sessions end. Those that are over already stay as they are."""
         bus = await self.bus()
         for session_id in ids:
-            await bus.publish(
-                SessionCancelRequested(
-                    fact=CancelFact(session_id=session_id),
-                    circumstance=CancelCircumstance(reason=reason),
-                ),
-                session_id,
-                source=SOURCE,
-                time=utc_now(),
-                event_id=f"{session_id}.cancel_requested",
-                session_id=session_id,
-            )
+            await publish_cancel(bus, session_id, reason, utc_now())
 
     async def wait(
         self,

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from dsec.client.code_files import collect
+from dsec.client.told import code_sentence
 from dsec.client.yaml_file import SpecFileError, read_documents
 from dsec.session.code import CodeNamespace
 from dsec.session.code_errors import CodeError
@@ -246,7 +247,7 @@ def _decoration(entry: str, files: Mapping[str, bytes], where: str) -> tuple[Any
     try:
         function = namespace.load(entry)
     except CodeError as error:
-        raise SpecFileError(f"{where}: reward: {error.message}") from error
+        raise SpecFileError(f"{where}: reward: {code_sentence(error)}") from error
     finally:
         namespace.unload()
     if not callable(function) or not hasattr(function, "weights") or not hasattr(function, "per"):
@@ -266,4 +267,4 @@ def load_code(spec_hash: str, files: Mapping[str, bytes], where: str) -> CodeNam
     try:
         return CodeNamespace(spec_hash, files)
     except CodeError as error:
-        raise SpecFileError(f"{where}: {error.message}") from error
+        raise SpecFileError(f"{where}: {code_sentence(error)}") from error

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from uuid import UUID
 
 from dsec.client.plain import plain
+from dsec.client.told import last_line
 from dsec.platform import virtual
 from dsec.platform.interposition import TorchInterposition, interposition_for
 from dsec.platform.log import LogReader, LogRow
@@ -54,7 +55,7 @@ class Verifier:
         try:
             scorer = await self._scorer(request.reward_fn_hash)
         except RewardError as error:
-            return _answer(session_id, error=f"the reward function: {_last_line(str(error))}")
+            return _answer(session_id, error=f"the reward function: {last_line(str(error))}")
         verdict = verify(
             rows,
             program,
@@ -139,11 +140,6 @@ def _answer(
         },
         "error": error,
     }
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else text
 
 
 async def _serve(answers: TextIO) -> None:

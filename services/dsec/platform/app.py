@@ -6,8 +6,10 @@ in FastStream and nats-py and settled here:
 * The default acknowledgement policy terminates a message whose handler raised. Ours is manual: a
   handler acknowledges, or asks for the message again.
 * `PullSub` with a batch size above 1, and `max_workers`, handle messages out of order. A batch of 1
-  does one after the other, and nothing is taken from the server before the handler is free: at a
-  stop there is nothing to hand back but what arrives in that very moment.
+  does one after the other, and nothing is taken from the server before the handler is free.
+* A stop drops what was fetched and not begun, which then waits for `ack_wait`. So before it, the
+  pull loop is parked: the handler at work ends, what a last fetch brings is handed back, and no
+  other fetch is made.
 * A handler's message would be decoded (a body that looks like JSON is parsed) and validated: that
   costs more than most handlers. Here it gets the bus's own `Message`.
 * `pull_subscribe` binds to a durable that exists and would make one with other settings if it does
@@ -22,6 +24,7 @@ in FastStream and nats-py and settled here:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import Awaitable, Callable
@@ -29,6 +32,7 @@ from collections.abc import Awaitable, Callable
 from faststream import AckPolicy, FastStream
 from faststream.message import StreamMessage
 from faststream.nats import JStream, NatsBroker, PullSub
+from faststream.nats.subscriber.usecases import PullStreamSubscriber
 from nats.aio.msg import Msg
 
 from dsec.platform.bus import Bus, BusError, Consumer, Message
@@ -39,6 +43,8 @@ log = logging.getLogger(__name__)
 FETCH_WAIT_S = 5.0
 STALL_CHECK_S = 2.0
 STALL_LIMIT_S = 15.0
+LAST_FETCH_S = 0.3
+"""What is on its way when a stop begins arrives within this."""
 
 Handler = Callable[[Message], Awaitable[None]]
 
@@ -72,6 +78,9 @@ class ServiceApp:
         self._ended = asyncio.Event()
         self._closed = False
         self._stopping = False
+        self._parked = asyncio.Event()
+        self._release = asyncio.Event()
+        self._subscribers: list[PullStreamSubscriber] = []
         self.broker = NatsBroker(
             nats_url,
             name=name,
@@ -81,7 +90,7 @@ class ServiceApp:
             connect_timeout=2,
             error_cb=self._on_error,
             closed_cb=self._on_closed,
-            graceful_timeout=stop_s_max,
+            graceful_timeout=1,  # handlers have been waited for by then
             apply_types=False,
             logger=logging.getLogger("dsec.faststream"),
             log_level=logging.DEBUG,
@@ -99,13 +108,16 @@ class ServiceApp:
         async def call(message: Message) -> None:
             if self._stopping:
                 await message.nak(0)
-                return
-            self._busy += 1
-            self._begun_s = asyncio.get_running_loop().time()
-            try:
-                await handler(message)
-            finally:
-                self._busy -= 1
+            else:
+                self._busy += 1
+                self._begun_s = asyncio.get_running_loop().time()
+                try:
+                    await handler(message)
+                finally:
+                    self._busy -= 1
+            if self._stopping:
+                self._parked.set()
+                await self._release.wait()
 
         subscribe = self.broker.subscriber(
             subject,
@@ -116,6 +128,7 @@ class ServiceApp:
             decoder=_wrapped,
         )
         subscribe(call)
+        self._subscribers.append(subscribe)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Handle messages until told to stop.
@@ -136,12 +149,21 @@ class ServiceApp:
             if watch.done():
                 watch.result()
         finally:
-            self._stopping = True
             for task in (ended, stopped, watch):
                 task.cancel()
             if not self._closed:
-                async with asyncio.timeout(self._stop_s_max + 5):
-                    await self._app.stop()
+                await self._stop()
+
+    async def _stop(self) -> None:
+        self._stopping = True
+        with contextlib.suppress(TimeoutError):
+            patience_s = self._stop_s_max if self._busy else LAST_FETCH_S
+            await asyncio.wait_for(self._parked.wait(), patience_s)
+        for subscriber in self._subscribers:
+            subscriber.running = False  # before the loop is released: it fetches no more
+        self._release.set()
+        async with asyncio.timeout(self._stop_s_max):
+            await self._app.stop()
 
     async def _watch(self) -> None:
         """Return never, but by raising."""

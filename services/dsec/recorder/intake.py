@@ -51,9 +51,6 @@ def read(message: Message, epoch: int) -> Reading:
     """What a message turns out to be."""
     try:
         envelope = message.envelope()
-        for text in (envelope.id, envelope.type, envelope.causationid or ""):
-            if not text.isascii() or not text.isprintable():
-                return Unfit(f"header text {text!r} is not printable ASCII")
         try:
             event = message.event()
         except UnknownEvent:

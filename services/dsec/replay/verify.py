@@ -223,7 +223,12 @@ class _Rewards:
 
     def _observation(self, recorded: bytes | None) -> bytes:
         data = bytes(recorded or b"")
-        return data if self.get_blob is None else resolve(data, self.get_blob)
+        if self.get_blob is None:
+            return data
+        try:
+            return resolve(data, self.get_blob)
+        except Exception as error:  # whatever a store raises, the other steps can be compared
+            raise RewardError("step_malformed", f"an observation is lost: {error}") from error
 
     def _compare_scored(self, scorer: Scorer, row: Row, reward: Row, first: bytes) -> None:
         step, recorded = row.step, bytes(reward.fact)

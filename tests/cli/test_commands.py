@@ -1,0 +1,160 @@
+"""The command line without a stack: help, refusals, what `init` writes, the shape of answers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dsec.cli.compare import assess
+from dsec.cli.init import TEMPLATES
+from dsec.cli.main import COMMANDS, main
+from dsec.cli.metrics import COLLECTED, METRICS, reward_share
+from dsec.client.queries import Summary
+from dsec.client.specs import read_session
+
+HEAVY = ("torch", "sqlalchemy", "nats", "gymnasium", "asyncpg", "numpy")
+
+
+@pytest.fixture(autouse=True)
+def _no_stack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DSEC_STATE_DIR", str(tmp_path / "state"))
+    for name in ("DSEC_NATS_URL", "DSEC_DATABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def dsec(*arguments: str) -> Result:
+    """Run the command in this process."""
+    return CliRunner().invoke(main, list(arguments))
+
+
+@pytest.mark.parametrize("module", ["dsec", "dsec.cli.main", "dsec.agent", "dsec.reward"])
+def test_light_modules_stay_light(module: str) -> None:
+    program = f"import sys, {module}; print([m for m in {HEAVY!r} if m in sys.modules])"
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "[]"
+
+
+def test_what_users_import_is_there() -> None:
+    import dsec as package
+
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+    with pytest.raises(AttributeError, match="nonsense"):
+        package.__getattr__("nonsense")
+    with pytest.raises(NotImplementedError, match="not implemented yet"):
+        package.Agent({})._create_state_anchor()
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_help_and_json(name: str) -> None:
+    result = dsec(name, "--help")
+    assert result.exit_code == 0
+    if name not in ("sessions", "specs"):
+        assert "--json" in result.output
+
+
+@pytest.mark.parametrize("name", ["anchors", "tools", "doctor", "export"])
+def test_reserved_commands_say_so(name: str) -> None:
+    for arguments in ((), ("list", "--limit", "3"), ("--json",)):
+        result = dsec(name, *arguments)
+        assert result.exit_code == 2
+        assert f"`dsec {name}` is not implemented yet" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sessions", "list"),
+        ("sessions", "show", "0197abcd"),
+        ("why", "0197abcd/step:1"),
+        ("replay", "0197abcd"),
+        ("verify", "0197abcd"),
+        ("diff", "0197abcd", "0197abce"),
+        ("metrics", "--metric", "rscr"),
+        ("specs", "list"),
+    ],
+)
+def test_without_a_stack_one_sentence_says_what_to_do(arguments: tuple[str, ...]) -> None:
+    result = dsec(*arguments)
+    assert result.exit_code == 1
+    assert "no stack is running" in result.stderr
+    assert "dsec up --detach" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_mistakes_in_files_are_told_before_a_stack_is_asked_for(tmp_path: Path) -> None:
+    file = str(tmp_path / "no.yaml")
+    for arguments in (("compare", file, file), ("run", file), ("specs", "register", "env", file)):
+        result = dsec(*arguments)
+        assert result.exit_code == 1
+        assert f"{file} does not exist" in result.stderr
+
+
+def test_init_writes_a_working_set_and_overwrites_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "one"
+    result = dsec("init", str(folder), "--json")
+    assert result.exit_code == 0
+    told = json.loads(result.stdout)
+    assert told["ok"]
+    assert sorted(p.name for p in folder.iterdir()) == sorted(TEMPLATES)
+    assert read_session(folder / "session.yaml").session.max_steps == 500
+    again = dsec("init", str(folder))
+    assert again.exit_code == 1
+    assert "nothing was written" in again.stderr
+
+
+def test_status_and_down_of_nothing() -> None:
+    status = dsec("status", "--json")
+    assert status.exit_code == 1
+    told = json.loads(status.stdout)
+    assert told["state"] == "stopped"
+    assert told["scheduler_config"]["placement"] == "round_robin"
+    down = dsec("down", "--json")
+    assert down.exit_code == 0
+    assert json.loads(down.stdout)["was_running"] is False
+
+
+def test_status_shows_the_file_in_the_state_directory(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "scheduler.config.yaml").write_text("worker_deaths_max: 3\n")
+    assert json.loads(dsec("status", "--json").stdout)["scheduler_config"]["worker_deaths_max"] == 3
+
+
+def test_metrics_that_are_not_collected_say_so() -> None:
+    result = dsec("metrics", "--metric", "rus")
+    assert result.exit_code == 0
+    assert "not collected yet" in result.stdout
+    assert set(COLLECTED) < set(METRICS)
+
+
+def test_reward_share_counts_what_cannot_be_computed_as_unequal() -> None:
+    same, other = ({"reward_ok": ok, "error": None} for ok in (True, False))
+    lost = {"reward_ok": None, "error": "the reward function is gone"}
+    none = {"reward_ok": None, "error": None}
+    assert reward_share([same, same]) == 1.0
+    assert reward_share([same, other, lost, none]) == pytest.approx(1 / 3)
+    assert reward_share([none]) is None
+
+
+def summary(reward: float | None, status: str = "completed") -> Summary:
+    """A session that is over."""
+    return Summary(UUID(int=1), status, "max_steps", 5, reward, "", 1)
+
+
+def test_compare_averages_over_whole_pairs_and_names_the_others() -> None:
+    a = [summary(1.0), summary(2.0), summary(3.0)]
+    b = [summary(2.0), summary(4.0), summary(None, "failed")]
+    told = assess(a, b)
+    assert told["pairs"] == 2
+    assert told["mean_difference"] == 1.5
+    assert told["ok"] is False
+    assert [f["status"] for f in told["failed"]] == ["failed"]
+    assert assess([], [])["mean_difference"] is None

@@ -1,0 +1,190 @@
+"""Spec files: what is read from them, and what is said when they are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dsec.client.check import check_env, check_spec
+from dsec.client.specs import SealedSpec, read_reward, read_session, read_spec
+from dsec.client.yaml_file import SpecFileError
+from dsec.session.documents import unseal
+
+AGENT = "class A:\n    def __init__(self, c): ...\n    def step(self, o): return {'action': 0}\n"
+REWARD = (
+    "import dsec\n@dsec.reward(weights={'a': 0.5, 'b': 0.25})\n"
+    "def score(t, services): return {'a': 1.0, 'b': 0.0}\n"
+)
+ENV = """
+import itertools, gymnasium
+class {name}(gymnasium.Env):
+    observation_space = gymnasium.spaces.Discrete(1 << 30)
+    action_space = gymnasium.spaces.Discrete(2)
+    {shared}
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.n = 0
+        return 0, {{}}
+    def step(self, action):
+        self.n += 1
+        return {result}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working set of files."""
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "reward.py").write_text(REWARD)
+    (tmp_path / "agent_spec.yaml").write_text("entry: agent.py:A\nparams: {lr: 1e-3}\n")
+    (tmp_path / "env_spec.yaml").write_text("entry: gymnasium:CartPole-v1\n")
+    (tmp_path / "session.yaml").write_text(
+        "agent: agent_spec.yaml\nenv: env_spec.yaml\nreward: reward.py:score\nmax_steps: 5\n"
+    )
+    return tmp_path
+
+
+def refusal(folder: Path, name: str, text: str, kind: str = "agent") -> str:
+    """What is said about a file with this text."""
+    (folder / name).write_text(text)
+    with pytest.raises(SpecFileError) as caught:
+        read_session(folder / name) if kind == "session" else read_spec(kind, folder / name)
+    return str(caught.value)
+
+
+def test_a_session_reads_its_specs_relative_to_its_file(folder: Path) -> None:
+    plan = read_session(folder / "session.yaml")
+    assert isinstance(plan.agent, SealedSpec)
+    assert isinstance(plan.reward, SealedSpec)
+    document, files = unseal(plan.agent.content, "agent")
+    assert document.params == {"lr": 0.001}  # plain YAML 1.1 would read a text
+    assert sorted(files) == ["agent.py", "reward.py"]
+    assert plan.reward.document.weights == {"a": 0.5, "b": 0.25}
+
+
+def test_a_hash_pins_the_code(folder: Path) -> None:
+    before = read_session(folder / "session.yaml").hashes()
+    assert read_session(folder / "session.yaml").hashes() == before
+    (folder / "agent.py").write_text(AGENT + "# another\n")
+    after = read_session(folder / "session.yaml").hashes()
+    assert after[0] != before[0]
+    assert after[1] == before[1], "an environment without code of its own ships none"
+
+
+def test_one_file_may_hold_all_documents(folder: Path) -> None:
+    (folder / "all.yaml").write_text(
+        "entry: agent.py:A\nparams: {lr: 1e-3}\n---\nentry: gymnasium:CartPole-v1\n---\n"
+        "reward: reward.py:score\nmax_steps: 5\n"
+    )
+    assert read_session(folder / "all.yaml").hashes() == (
+        read_session(folder / "session.yaml").hashes()
+    )
+
+
+def test_a_registered_spec_is_named_by_its_hash(folder: Path) -> None:
+    (folder / "s.yaml").write_text(f"agent: {'a' * 64}\nenv: env_spec.yaml\nmax_steps: 5\n")
+    assert read_session(folder / "s.yaml").hashes()[0] == "a" * 64
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("entry: agent.py:A\nparms: {}\n", "parms: is no known key; known keys are entry"),
+        ("params: {}\n", "entry: is missing: add it"),
+        ("entry: agent.py:A\nentry: agent.py:B\n", "line 2: the key entry is there twice"),
+        ("entry: agent.py:A\ntools: [{ref: x}]\n", "tools: is reserved and not implemented yet"),
+        ("entry: agent.py:A\nanchors: {every_steps: 3}\n", "anchors.every_steps: is reserved"),
+        ("entry: other.py:A\n", "entry: other.py does not exist"),
+        ("entry: agent.py\n", "must be FILE.py:NAME or MODULE:NAME"),
+        ("entry: agent.py:A\ncode: ['../*.py']\n", "must be a relative pattern"),
+        ("entry: agent.py:A\ncode: [other.py]\n", "agent.py is not among the files of code"),
+        ("entry: [\n", "line 2"),
+        ("- a\n", "a document must be a mapping"),
+        ("", "is empty"),
+    ],
+)
+def test_agent_files_that_are_wrong(folder: Path, text: str, said: str) -> None:
+    message = refusal(folder, "a.yaml", text)
+    assert said in message
+    assert str(folder / "a.yaml") in message
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("agent: no.yaml\nenv: env_spec.yaml\nmax_steps: 5\n", "no.yaml does not exist"),
+        ("agent: agent_spec.yaml\nenv: env_spec.yaml\n", "max_steps: is missing"),
+        ("agent: agent_spec.yaml\nenv: env_spec.yaml\nmax_steps: 0\n", "max_steps:"),
+        (
+            "agent: agent_spec.yaml\nenv: env_spec.yaml\nmax_steps: 5\nreward: reward.py\n",
+            "must be `env`, FILE.py:FUNCTION",
+        ),
+        (
+            "agent: agent_spec.yaml\nenv: env_spec.yaml\nmax_steps: 5\nreward: agent.py:A\n",
+            "is no reward function: decorate it",
+        ),
+        (
+            "agents: {p: a.yaml}\nagent: agent_spec.yaml\nenv: env_spec.yaml\nmax_steps: 5\n",
+            "agents: is reserved",
+        ),
+    ],
+)
+def test_session_files_that_are_wrong(folder: Path, text: str, said: str) -> None:
+    assert said in refusal(folder, "s.yaml", text, "session")
+
+
+def test_a_link_out_of_the_directory_is_not_followed(folder: Path) -> None:
+    inner = folder / "inner"
+    inner.mkdir()
+    (inner / "agent.py").symlink_to(folder / "agent.py")
+    said = refusal(inner, "a.yaml", "entry: agent.py:A\n")
+    assert "agent.py is a link out of" in said
+
+
+def test_leftovers_of_editors_are_not_shipped(folder: Path) -> None:
+    before = read_spec("agent", folder / "agent_spec.yaml").spec_hash
+    (folder / "agent copy.py").write_text("leftover")
+    (folder / ".#agent.py").symlink_to("nowhere")
+    assert read_spec("agent", folder / "agent_spec.yaml").spec_hash == before
+
+
+def test_code_that_does_not_load_is_told_by_its_line(folder: Path) -> None:
+    (folder / "reward.py").write_text("import dsec\n\nx = 1 / 0\n")
+    with pytest.raises(SpecFileError, match=r"reward.py, line 3: ZeroDivisionError"):
+        read_reward("reward.py:score", folder)
+    (folder / "agent.py").write_text("class A: pass\n")
+    with pytest.raises(SpecFileError, match="it has no step"):
+        check_spec(read_spec("agent", folder / "agent_spec.yaml"))
+
+
+def env_spec(folder: Path, name: str, shared: str, result: str) -> SealedSpec:
+    """An environment whose step returns `result`."""
+    (folder / "env.py").write_text(ENV.format(name=name, shared=shared, result=result))
+    (folder / "e.yaml").write_text(f"entry: env.py:{name}\ncode: [env.py]\n")
+    return read_spec("env", folder / "e.yaml")
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "FrozenLake-v1", "Pendulum-v1", "Blackjack-v1"])
+def test_known_environments_pass_the_check(name: str) -> None:
+    assert check_env(read_spec("env", {"entry": f"gymnasium:{name}"})) >= 32
+
+
+def test_the_check_names_what_differs_after_many_steps(folder: Path) -> None:
+    late = "next(self.count) if self.n > 20 else 0, 0.0, False, False, {}"
+    spec = env_spec(folder, "Late", "count = itertools.count()", late)
+    with pytest.raises(SpecFileError, match=r"at step 20 in state_hash, observation_hash|step 20"):
+        check_env(spec)
+
+
+def test_the_check_lets_chance_of_ours_be(folder: Path) -> None:
+    drawn = "__import__('random').randrange(1 << 30), 0.0, self.n == 3, False, {}"
+    assert check_env(env_spec(folder, "Drawn", "", drawn)) >= 32
+
+
+def test_the_check_tells_what_an_environment_raises(folder: Path) -> None:
+    spec = env_spec(folder, "Raises", "", "1 / 0")
+    with pytest.raises(SpecFileError, match="ZeroDivisionError"):
+        check_env(spec)
+    with pytest.raises(SpecFileError, match="NoSuch-v0"):
+        check_env(read_spec("env", {"entry": "gymnasium:NoSuch-v0"}))

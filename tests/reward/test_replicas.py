@@ -1,0 +1,68 @@
+"""Replicas that share the work, die at it, and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import psutil
+import pytest
+from tests.reward.conftest import Rig, facts, spec_of
+
+pytestmark = [pytest.mark.nats, pytest.mark.timeout(60)]
+
+SLOW = spec_of("def score(t, s):\n    for _ in range(500_000): pass\n    return 1\n")
+BLOCKS = spec_of("def score(t, services):\n    while True: pass\n")
+
+
+async def test_two_replicas_share_and_one_is_killed_at_work(rig: Rig) -> None:
+    rig.know(SLOW)
+    for _ in range(2):
+        rig.start(ack_wait_s=1)
+    count = 0
+    for n in range(40):
+        await rig.send([SLOW[0]] * 4, f"m{n}", step=n)
+    seen: set[str] = set()
+    while len(seen) < 2:
+        count += 1
+        seen = {e.circumstance.replica for e in await rig.scored(count)}
+    victim = rig.replicas[0]
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    assert count < 40
+    await rig.settled()
+    assert len(facts(await rig.scored(40))) == 160
+
+
+async def test_a_killed_replica_takes_its_scoring_process_along(rig: Rig) -> None:
+    rig.know(BLOCKS)
+    replica = rig.start()
+    await rig.send([BLOCKS[0]])
+    children: list[psutil.Process] = []
+    async with asyncio.timeout(20):
+        while not children or children[0].cpu_times().user < 1.5:  # starting takes less
+            children = psutil.Process(replica.pid).children()
+            await asyncio.sleep(0.1)
+    replica.kill()
+    replica.wait()
+    gone, alive = psutil.wait_procs(children, timeout=5)
+    assert gone
+    assert not alive
+
+
+async def test_a_stop_finishes_the_message_at_hand_and_hands_back_the_rest(rig: Rig) -> None:
+    rig.know(SLOW)
+    first = rig.start()
+    for n in range(12):
+        await rig.send([SLOW[0]] * 4, f"m{n}", step=n)
+    done = len(await rig.scored(1))
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(20) == 0
+    (state,) = [s for s in await rig.bus.consumers() if s.name == "reward"]
+    handed_back = state.ack_pending  # asked for again at once, so they do not wait for ack_wait
+    assert handed_back <= 1
+    assert done < 12
+    again = rig.start(ack_wait_s=5)
+    assert len(facts(await rig.scored(12))) == 48
+    again.send_signal(signal.SIGTERM)
+    assert again.wait(20) == 0
