@@ -70,7 +70,8 @@ class StepCircumstance(Part):
     lane: str = ""
     tick: int = 0
     reward_specs: dict[str, str] = Field(default_factory=dict)
-    """Session id (hex, no hyphens) to reward spec hash, so that reward needs no query."""
+    """Session id (hex, no hyphens) to reward spec hash, so that reward needs no query. The entry
+    under the empty key holds for every session that has none of its own."""
 
 
 class SessionStepped(Event):

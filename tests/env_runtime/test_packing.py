@@ -62,3 +62,10 @@ def test_a_missing_reward_is_an_input_too() -> None:
     )
     [(_, given)] = heard(event)
     assert (given.kind, given.code, given.fatal) == ("reward_missing", "reward_raised", True)
+
+
+def test_rows_name_their_reward_specs() -> None:
+    rows = [row(1), row(2), row(3)]
+    rows[1].reward_spec = "1" * 64
+    circumstance = pack(rows, "w", "w-0", 1).circumstance
+    assert circumstance.reward_specs == {"": "0" * 64, ("02" * 16): "1" * 64}

@@ -134,13 +134,14 @@ def test_the_highest_revision_counts_in_whatever_order_it_comes(rows):
 
 
 def test_of_two_facts_under_one_key_the_lower_position_counts(rows):
-    first = next(r for r in rows if r.key == "reward:3.1")
-    late = replace(first, value=9.0, sequence=1000)
-    assert fold([late, *rows]) == fold(rows)
-    step = next(r for r in rows if r.key == "step:3")
-    assert fold([replace(step, chain=b"x", sequence=1000), *rows]) == fold(rows)
-    ended = replace(rows[-1], fact=b"", sequence=1000)
-    assert fold([ended, *rows]) == fold(rows)
+    by_key = {r.key: r for r in rows}
+    for late in (
+        replace(by_key["reward:3.1"], value=9.0, sequence=1000),
+        replace(by_key["step:3"], chain=b"x", sequence=1000),
+        replace(by_key["started"], fact=b"", sequence=1000),
+        replace(by_key["ended"], fact=b"", sequence=1000),
+    ):
+        assert fold([late, *rows]) == fold([*rows, late]) == fold(rows)
 
 
 def test_a_missing_reward_is_counted_and_not_zero(made):

@@ -112,8 +112,9 @@ def test_a_fact_that_cannot_be_read_is_named(rows):
 
 
 def test_later_revisions_are_no_inputs(made, rows):
-    again = replace(rows[2], key="reward:0.2", value=9.0, sequence=99)
-    assert Recorded.from_rows([*rows, again]) == Recorded.from_rows(rows)
+    for sequence in (0, 99):
+        again = replace(rows[2], key="reward:0.2", value=9.0, sequence=sequence)
+        assert Recorded.from_rows([*rows, again]) == Recorded.from_rows(rows)
 
 
 def other(value):
@@ -144,6 +145,15 @@ def test_a_changed_field_of_a_step_is_named(made, rows, name, step):
     divergence = rerun(SessionMachine(made, CONFIG), Recorded.from_rows(false))
     assert (divergence.step, divergence.field) == (step, name)
     assert encode(divergence.expected) != encode(divergence.actual)
+
+
+def test_a_step_that_names_no_reward_is_found(made, rows):
+    fact = decode(next(r for r in rows if r.key == "step:9").fact)
+    fact[STEP_FIELDS.index("inputs")] = []
+    false = [replace(r, fact=encode(fact)) if r.key == "step:9" else r for r in rows]
+    divergence = rerun(SessionMachine(made, CONFIG), Recorded.from_rows(false))
+    assert (divergence.step, divergence.field) == (9, "inputs")
+    assert divergence.actual == [["reward", 8]]
 
 
 def test_bytes_that_are_no_step_are_found(made, rows):

@@ -86,9 +86,17 @@ def pack(rows: Sequence[Row], worker: str, lane: str, tick: int) -> SessionStepp
         worker=worker,
         lane=lane,
         tick=tick,
-        reward_specs={row.session_id.hex(): row.reward_spec for row in rows},
+        reward_specs=_reward_specs(rows),
     )
     return SessionStepped.model_construct(rows=n, row=columns, circumstance=circumstance)
+
+
+def _reward_specs(rows: Sequence[Row]) -> dict[str, str]:
+    """The reward specs of a tick: one for all under the empty key, the others by session."""
+    usual = rows[0].reward_spec
+    return {"": usual} | {
+        row.session_id.hex(): row.reward_spec for row in rows if row.reward_spec != usual
+    }
 
 
 def heard(event: Event) -> Iterator[tuple[bytes, Input]]:

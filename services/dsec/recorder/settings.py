@@ -39,6 +39,12 @@ class RecorderSettings(Settings):
         alias="DSEC_RECORDER_STALL_LIMIT_S",
         description="messages pending and none delivered for so long: the consumer is made anew",
     )
+    commit_period_ms: float = Field(
+        default=50.0,
+        ge=0,
+        alias="DSEC_RECORDER_COMMIT_PERIOD_MS",
+        description="shortest time between two commits; more rows share the cost of one",
+    )
     standby_poll_s: PositiveFloat = Field(
         default=1.0,
         alias="DSEC_RECORDER_STANDBY_POLL_S",

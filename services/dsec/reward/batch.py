@@ -50,7 +50,10 @@ class Batch:
     def specs(self) -> list[str]:
         """The hash of each row's reward spec; empty where the message names none."""
         named = self.event.circumstance.reward_specs
-        return [named.get(session.hex(), "") for session in self.sessions]
+        most = named.get("", "")
+        if len(named) <= 1 and most:
+            return [most] * self.event.rows
+        return [named.get(session.hex(), most) for session in self.sessions]
 
     @cached_property
     def causes(self) -> bytes:

@@ -367,7 +367,7 @@ def _verdict(session: Session, limits: Limits) -> tuple[EndStatus, str, str] | N
         code = session.death_reason
     for step, deaths in session.deaths.items():
         if deaths >= DEATHS_AT_ONE_STEP_MAX:
-            return "failed", code, f"its worker died {deaths} times at step {step}"
+            return "failed", code, f"its worker died {deaths} times at step {step}: {reason}"
     if session.restarts > limits.max_restarts:
         return "failed", code, f"{session.restarts} of its workers died of it"
     if session.bystander_deaths >= limits.worker_deaths_max:
