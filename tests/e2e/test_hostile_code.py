@@ -27,7 +27,7 @@ HOSTILE = {
     "fills_memory": (
         "\n            while True: self.kept.append(bytearray(64 << 20))",
         "oom",
-        "memory",
+        "oom",
     ),
 }
 

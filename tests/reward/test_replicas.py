@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
-from tests.reward.conftest import Rig, facts, spec_of
+from tests.reward.conftest import ENV_SPEC, Rig, facts, spec_of, start_replica
+
+from dsec.platform.bus import Bus
+from dsec.platform.stack.nats_server import NatsServerOptions, nats_server_process
+from dsec.platform.stack.ports import free_port
+from dsec.platform.stack.process import ChildProcess
 
 pytestmark = [pytest.mark.nats, pytest.mark.timeout(60)]
 

@@ -85,6 +85,17 @@ async def test_functions_that_end_or_block_their_process(service: Rig) -> None:
     await service.scored(2)
 
 
+async def test_a_function_may_print_and_learns_no_addresses(service: Rig) -> None:
+    curious = spec_of(
+        "import os, sys\ndef score(t, services):\n    print('x' * 100_000, sys.stdin.read())\n"
+        "    return sum(name.startswith('DSEC_') for name in os.environ)\n"
+    )
+    service.know(curious)
+    await service.send([curious[0]] * 2)
+    (event,) = await service.scored(1)
+    assert event.row.value == struct.pack("<2d", 0.0, 0.0)
+
+
 async def test_many_sessions_of_one_blocking_function_cost_three_deadlines(service: Rig) -> None:
     service.know(BLOCKS_TOO)
     start = time.monotonic()

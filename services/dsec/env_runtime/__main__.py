@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import os
 import resource
 import signal
 import sys
@@ -24,6 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m dsec.env_runtime", description=__doc__)
     parser.add_argument("--worker", help="run as this worker (started by the supervisor)")
     parser.add_argument("--slot", type=Path, help="the worker's shared memory")
+    parser.add_argument("--parent", type=int, help="the supervisor's pid; without it, it ends")
     parser.add_argument("--isolated", action="store_true", help="one session at a time")
     arguments = parser.parse_args()
     settings = EnvRuntimeSettings()
@@ -33,6 +35,8 @@ def main() -> int:
         return 0
     configure_logging(arguments.worker, settings.log_level)
     _bound_by_parent(settings.worker_memory_bytes_max)
+    if arguments.parent is not None and os.getppid() != arguments.parent:
+        return 0  # it died before it could be bound to
     virtual.install()
     return uvloop.run(
         worker.serve(

@@ -154,7 +154,7 @@ class Supervisor:
         name = "w" + uuid_utils.uuid7().hex
         path = self._directory / name
         slot = RunningSlot(path, self._settings.sessions_per_worker_max, create=True)
-        arguments = ["--worker", name, "--slot", str(path)]
+        arguments = ["--worker", name, "--slot", str(path), "--parent", str(os.getpid())]
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",

@@ -14,11 +14,13 @@ in FastStream and nats-py and settled here:
   costs more than most handlers. Here it gets the bus's own `Message`.
 * `pull_subscribe` binds to a durable that exists and would make one with other settings if it does
   not: so the durable is made by `Bus.consumer` first.
-* On a closed connection the pull loop spins without ever yielding. The client closes for good when
-  the server refuses it (credentials, a protocol error): `closed` then ends the process, and its
-  supervisor starts it anew.
-* A pull loop can be alive and receive nothing for ever. `stalled` looks from outside: messages
-  wait, none has begun for `stall_limit_s`.
+* On a closed connection the pull loop spins and never yields, before any callback says that it is
+  closed. The client closes for good when the server refuses it (credentials, a protocol error). So
+  the fetch is guarded: a closed connection ends the application, whose process starts anew.
+* A fetch that fails at once (its durable was deleted) is repeated at once, thousands of times a
+  second. The guard lets `FAILED_FETCH_S` pass.
+* A pull loop can be alive and receive nothing for ever. `_watch` looks from outside: messages wait,
+  and none has begun for `STALL_LIMIT_S`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ import contextlib
 import logging
 import signal
 from collections.abc import Awaitable, Callable
+from typing import Any
 
+import nats.errors
+import nats.js.errors
 from faststream import AckPolicy, FastStream
 from faststream.message import StreamMessage
 from faststream.nats import JStream, NatsBroker, PullSub
@@ -43,6 +48,7 @@ log = logging.getLogger(__name__)
 FETCH_WAIT_S = 5.0
 STALL_CHECK_S = 2.0
 STALL_LIMIT_S = 15.0
+FAILED_FETCH_S = 0.2
 LAST_FETCH_S = 0.3
 """What is on its way when a stop begins arrives within this."""
 
@@ -139,6 +145,8 @@ class ServiceApp:
         loop = asyncio.get_running_loop()
         self._begun_s = loop.time()
         await self._app.start()
+        for subscriber in self._subscribers:
+            self._guard(subscriber)
         ended = asyncio.create_task(self._ended.wait())
         stopped = asyncio.create_task(stop.wait())
         watch = asyncio.create_task(self._watch())
@@ -174,8 +182,37 @@ class ServiceApp:
             if self._busy or idle_s < STALL_LIMIT_S or not self._bus.connected:
                 continue
             for consumer in self._consumers:
-                if (await consumer.state()).pending:
+                if await self._pending(consumer):
                     raise ConsumerStalled(f"{consumer.name}: nothing received for {idle_s:.0f} s")
+
+    async def _pending(self, consumer: Consumer) -> int:
+        try:
+            return (await consumer.state()).pending
+        except nats.js.errors.NotFoundError as error:
+            raise ConsumerStalled(f"{consumer.name} is gone") from error
+        except (nats.errors.Error, TimeoutError):
+            return 0  # the bus is away; the client is connecting
+
+    def _guard(self, subscriber: PullStreamSubscriber) -> None:
+        subscription: Any = subscriber.subscription
+        fetch = subscription.fetch
+        loop = asyncio.get_running_loop()
+
+        async def guarded(batch: int, timeout: float) -> list[Msg]:
+            begun_s = loop.time()
+            try:
+                found: list[Msg] = await fetch(batch, timeout)
+            except nats.errors.ConnectionClosedError:
+                subscriber.running = False
+                await self._on_closed()
+                return []
+            except Exception:
+                if loop.time() - begun_s < FAILED_FETCH_S:
+                    await asyncio.sleep(FAILED_FETCH_S)
+                raise
+            return found
+
+        subscription.fetch = guarded
 
     async def _on_error(self, error: Exception) -> None:
         log.warning("bus: %r", error)

@@ -367,7 +367,8 @@ def _verdict(session: Session, limits: Limits) -> tuple[EndStatus, str, str] | N
         code = session.death_reason
     for step, deaths in session.deaths.items():
         if deaths >= DEATHS_AT_ONE_STEP_MAX:
-            return "failed", code, f"its worker died {deaths} times at step {step}: {reason}"
+            told = f"its worker died {deaths} times at step {step}: {session.death_reason}"
+            return "failed", code, told
     if session.restarts > limits.max_restarts:
         return "failed", code, f"{session.restarts} of its workers died of it"
     if session.bystander_deaths >= limits.worker_deaths_max:
