@@ -211,8 +211,8 @@ class Rig:
     async def unsettled(self) -> int:
         """Messages that wait or are being worked on."""
         states = {state.name: state for state in await self.bus.consumers()}
-        state = states["reward"]
-        return state.pending + state.ack_pending
+        state = states.get("reward")
+        return state.pending + state.ack_pending if state else 1  # no replica is up yet
 
     async def logged(self, text: str) -> None:
         """Wait until a replica has logged something."""

@@ -215,13 +215,25 @@ def test_bytes_that_are_no_step(cut: int) -> None:
         assert caught.value.code == "step_malformed"
 
 
+MUTATES = """
+@dsec.reward()
+def score(t, services):
+    seen = {
+        "before": float(t.observation[0]),
+        "after": float(t.next_observation[0]),
+        "action": float(t.action[0]),
+        "info": len(t.info["list"]),
+    }
+    t.observation.fill(9)
+    t.next_observation += 1
+    t.action.fill(5)
+    t.info["list"].append(1)
+    return seen
+"""
+
+
 def test_what_a_function_does_to_its_arguments_reaches_nobody() -> None:
-    scorer = scorer_of(
-        returning(
-            "[t.observation.fill(9), t.info['list'].append(1), t.action.fill(5)] and "
-            "{'a': float(t.next_observation[0]), 'n': len(t.info['list']), 'o': float(t.action[0])}"
-        ).replace("return", "t.next_observation[0] += 1; return")
-    )
+    scorer = scorer_of(MUTATES)
     fact = step_fact(action=np.zeros(2, np.float32), info={"list": []})
     first, second = (scorer.score(fact, BEFORE, AFTER) for _ in range(2))
     assert first == second

@@ -48,8 +48,8 @@ from dsec_contracts.worker import Culprit, HeartbeatFact
 
 BEAT_S = 0.2
 CONFIG = """
-heartbeat_period_s: 0.4
-heartbeat_limit_s: 1.0
+heartbeat_period_s: 0.5
+heartbeat_limit_s: 2.0
 session_lifecycle: {max_restarts: 3, restart_wait_s: 10}
 """
 

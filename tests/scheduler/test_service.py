@@ -175,7 +175,7 @@ async def test_a_silent_worker_is_fenced_first_and_its_sessions_move(world: Any)
     world.silence("w1")
     began = monotonic()
     again = await world.placed(keeps.session_id, attempt=2)
-    assert monotonic() - began < 3.0
+    assert monotonic() - began < 5.0
     assert (again.fact.worker, again.fact.previous_lane) == ("w2", first.fact.lane)
     subjects = [message.subject for message, _ in world.seen]
     assert (

@@ -120,8 +120,10 @@ class Lane:
                 if machine.ended is not None:  # cancelled meanwhile
                     continue
             self._running.enter(seat.index, machine.steps, now)
-            with self._running.last_words():
+            try:
                 output = machine.step()
+            except MemoryError:
+                self._running.end_out_of_memory()
             if type(output) is Stepped:
                 taken.append((seat, output))
                 seat.last = output
@@ -245,8 +247,10 @@ class Lane:
             return
         was_awaiting = machine.awaiting
         self._running.enter(seat.index, machine.steps, monotonic_ns())
-        with self._running.last_words():
+        try:
             ended = machine.deliver(given)
+        except MemoryError:
+            self._running.end_out_of_memory()
         if ended is not None:
             self._ends.append((seat, ended))
             self._wake.set()

@@ -6,13 +6,12 @@ memory", and a table of session ids and step deadlines by index.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 from uuid import UUID
 
 _INDEX, _STEP, _SINCE = 0, 1, 2
@@ -68,18 +67,14 @@ class RunningSlot:
         """No user code runs."""
         self._slot[_INDEX] = NOBODY
 
-    @contextlib.contextmanager
-    def last_words(self) -> Iterator[None]:
-        """Around user code: where memory runs out the process ends at once, saying so.
+    def end_out_of_memory(self) -> NoReturn:
+        """Where user code gets no more memory the process ends at once, saying so.
 
         The session that asked last need not be the one that took it all, so none is blamed here:
         the slot still names it, and it is tried alone.
         """
-        try:
-            yield
-        except MemoryError:
-            self._map[_OOM_AT] = 1
-            os._exit(EXIT_OUT_OF_MEMORY)
+        self._map[_OOM_AT] = 1
+        os._exit(EXIT_OUT_OF_MEMORY)
 
     @property
     def is_out_of_memory(self) -> bool:

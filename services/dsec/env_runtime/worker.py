@@ -222,8 +222,10 @@ class Worker:
             self._running.enter(
                 index, 0 if recorded is None else len(recorded.steps), monotonic_ns()
             )
-            with self._running.last_words():
+            try:
                 opening = open_seat(seat, recorded)
+            except MemoryError:
+                self._running.end_out_of_memory()
             self._running.clear()
             await self._go_live(event, opening, position)
 

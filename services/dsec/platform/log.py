@@ -52,9 +52,11 @@ class Position(NamedTuple):
     sequence: int
 
 
-@dataclass(frozen=True, slots=True)
-class LogRow:
-    """One row of `event_log`. `circumstance` is parsed JSON; `fact` canonical bytes."""
+class LogRow(NamedTuple):
+    """One row of `event_log`. `circumstance` is parsed JSON; `fact` canonical bytes.
+
+    A named tuple: it is made once a row read, and costs a seventh of a frozen dataclass.
+    """
 
     session_id: UUID
     key: str
@@ -62,7 +64,7 @@ class LogRow:
     version: int
     epoch: int
     sequence: int
-    index: int
+    index: int  # type: ignore[assignment]  # the column, which hides tuple.index
     step: int | None
     episode: int | None
     attempt: int | None
@@ -102,7 +104,7 @@ class SpecContent:
         return result
 
 
-_COLUMNS = ", ".join(f'l."{name}"' for name in LogRow.__dataclass_fields__)
+_COLUMNS = ", ".join(f'l."{name}"' for name in LogRow._fields)
 _ROWS = f"select {_COLUMNS} from event_log l where l.session_id = $1 and l.session_at = $2"
 _ORDER = ' order by l.epoch, l.sequence, l."index"'
 _FLOOR = "select epoch, sequence from log_floor order by epoch desc limit 1"
@@ -169,7 +171,7 @@ class LogReader:
             raise LogUnavailable(f"the log's database cannot be asked: {error}") from error
 
     async def _log_rows(self, query: str, *arguments: object) -> list[LogRow]:
-        return [LogRow(*record) for record in await self._fetch(query, *arguments)]
+        return list(map(LogRow._make, await self._fetch(query, *arguments)))
 
     # -- the floor -----------------------------------------------------------------------------
 

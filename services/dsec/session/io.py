@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from dsec.session.chain import digest16
 from dsec_contracts.canonical import decode, encode, head
@@ -24,8 +24,7 @@ _REWARD_TAIL_BYTES = 17
 """A reward's fact ends with its cause: a one-byte head and 16 bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
+class Input(NamedTuple):
     """One input. `fact` is what is hashed; `cause` must match the chain where it is given."""
 
     kind: Literal["reward", "reward_missing", "cancel"]

@@ -49,7 +49,9 @@ class GymnasiumAdapter:
         """
         # Gymnasium's seeds are of 32 bits in places; the upper half stays for nothing.
         small = seed & 0x7FFF_FFFF
-        if self.action_space is not None and hasattr(self.action_space, "seed"):
+        first = self._probe is None
+        if first and self.action_space is not None and hasattr(self.action_space, "seed"):
+            # Once a session: it goes on from there, and a generator costs as much as many steps.
             self.action_space.seed(small)
         result = self._env.reset(seed=small)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):

@@ -140,9 +140,12 @@ class _Layer:
 
     def _read(self) -> bytes:
         attributes = self._attributes
-        for name, bound, _ in self._generators:
-            if attributes[name] is not bound:
-                raise KeyError(name)
+        for n, (name, bound, _) in enumerate(self._generators):
+            value = attributes[name]
+            if value is not bound:  # a reset with a seed makes a new one
+                if not isinstance(value, np.random.Generator):
+                    raise KeyError(name)
+                self._generators[n] = (name, value, generator_state(value))
         for name, dtype in self._arrays:
             # An array of objects would be read as addresses.
             if getattr(attributes[name], "dtype", dtype) is not dtype:
