@@ -24,10 +24,10 @@ import time
 from pathlib import Path
 
 import psutil
-from dsec.client.client import Client
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from dsec.client.client import Client
 from dsec.platform.db import async_engine, migrate
 from dsec.platform.stack import ServiceCommand, Stack, StackOptions
 

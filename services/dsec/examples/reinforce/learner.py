@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,12 +18,17 @@ LEARNING_RATE = 1e-2
 class Rollout(Protocol):
     """What the learner needs of an episode of T steps."""
 
-    observations: np.ndarray
-    """float32 [T + 1, 4]"""
-    actions: np.ndarray
-    """int64 [T]"""
-    rewards: np.ndarray
-    """float64 [T]"""
+    @property
+    def observations(self) -> Any:
+        """float32 [T + 1, 4]"""
+
+    @property
+    def actions(self) -> Any:
+        """int64 [T]"""
+
+    @property
+    def rewards(self) -> Any:
+        """float64 [T]"""
 
 
 def returns_to_go(rewards: np.ndarray) -> np.ndarray:
@@ -60,9 +65,10 @@ class Learner:
             clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
             loss = -torch.min(ratio * advantages, clipped * advantages).mean()
             self._optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             self._optimizer.step()
 
     def _log_probs(self, observations: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         logits = self.network(observations).log_softmax(-1)
-        return logits.gather(1, actions[:, None])[:, 0]
+        chosen: torch.Tensor = logits.gather(1, actions[:, None])[:, 0]
+        return chosen
