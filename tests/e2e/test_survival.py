@@ -15,27 +15,48 @@ from dsec.client.client import Client
 
 pytestmark = pytest.mark.stack
 
-SESSIONS = 60
-STEPS = 1500
+SESSIONS = 40
+STEPS = 1000
 
 
-async def _chains(client: Client, session: Path, disturb: Callable[[], Any]) -> dict[int, str]:
+async def _chains(
+    client: Client, stack: Any, session: Path, disturb: Callable[[], Any] | None
+) -> tuple[dict[int, str], int]:
+    """Chains by seed, and the most placements that a session took."""
     group = await client.request(session, count=SESSIONS)
-    await asyncio.sleep(1.5)
-    await asyncio.to_thread(disturb)
-    async with asyncio.timeout(90):
+    if disturb is not None:
+
+        def half_way() -> bool:
+            [row] = stack.sql(
+                "select count(*) as n from event_log where kind = 'session.stepped' "
+                "and step = %(step)s and session_id = any(%(ids)s)",
+                step=STEPS // 4,
+                ids=list(group.session_ids),
+            )
+            return bool(row["n"])
+
+        await asyncio.to_thread(stack.until, half_way, 60)
+        [live] = stack.sql(
+            "select count(*) as n from event_log where kind = 'session.ended' "
+            "and session_id = any(%(ids)s)",
+            ids=list(group.session_ids),
+        )
+        assert live["n"] == 0, "every session must be live when the fault comes"
+        await asyncio.to_thread(disturb)
+    async with asyncio.timeout(100):
         rows = await client.wait(group)
     assert {row.status for row in rows} == {"completed"}, rows
-    return {row.seed: row.chain_hash for row in rows}
+    return {row.seed: row.chain_hash for row in rows}, max(row.attempts for row in rows)
 
 
 @pytest.fixture
 async def undisturbed(
-    client: Client, session_files: Callable[..., Path], good_agent: str
+    client: Client, stack: Any, session_files: Callable[..., Path], good_agent: str
 ) -> tuple[Path, dict[int, str]]:
     """A session file and the chains of a run that nobody disturbs."""
     session = session_files(good_agent, max_steps=STEPS)
-    return session, await _chains(client, session, lambda: None)
+    chains, _ = await _chains(client, stack, session, None)
+    return session, chains
 
 
 def _kill(processes: list[psutil.Process]) -> None:
@@ -44,18 +65,28 @@ def _kill(processes: list[psutil.Process]) -> None:
         process.kill()
 
 
-def _attempts(stack: Any) -> int:
-    [row] = stack.sql("select max(attempt) as most from event_log where kind = 'session.placed'")
-    return int(row["most"])
-
-
 async def test_a_killed_worker(
     stack: Any, client: Client, undisturbed: tuple[Path, dict[int, str]]
 ) -> None:
     session, chains = undisturbed
-    before = _attempts(stack)
-    assert await _chains(client, session, lambda: _kill(stack.workers())) == chains
-    assert _attempts(stack) > 1 or before > 1
+    found, attempts = await _chains(client, stack, session, lambda: _kill(stack.workers()))
+    assert found == chains
+    assert attempts > 1, "the kill must have hit live sessions"
+
+
+async def test_a_worker_that_is_told_to_stop_hands_its_sessions_back(
+    stack: Any, client: Client, undisturbed: tuple[Path, dict[int, str]]
+) -> None:
+    session, chains = undisturbed
+
+    def terminate() -> None:
+        for process in stack.workers():
+            process.terminate()
+
+    found, attempts = await _chains(client, stack, session, terminate)
+    assert found == chains
+    assert attempts > 1
+    assert stack.sql("select 1 from event_log where kind = 'session.released'")
 
 
 @pytest.mark.parametrize("service", ["dsec.scheduler", "dsec.reward", "dsec.recorder"])
@@ -63,7 +94,8 @@ async def test_a_killed_service(
     stack: Any, client: Client, undisturbed: tuple[Path, dict[int, str]], service: str
 ) -> None:
     session, chains = undisturbed
-    assert await _chains(client, session, lambda: _kill(stack.processes(service))) == chains
+    found, _ = await _chains(client, stack, session, lambda: _kill(stack.processes(service)))
+    assert found == chains
 
 
 async def test_a_zombie_worker_is_fenced(
@@ -87,7 +119,9 @@ async def test_a_zombie_worker_is_fenced(
         for process in stopped:  # it wakes up and publishes, which is refused
             process.send_signal(signal.SIGCONT)
 
-    assert await _chains(client, session, stop) == chains
+    found, attempts = await _chains(client, stack, session, stop)
+    assert found == chains
+    assert attempts > 1
     for process in stopped:
         stack.until(lambda process=process: not process.is_running(), timeout_s=30)
     assert not stack.sql("select 1 from event_aside where verdict = 'conflict'")
@@ -109,3 +143,4 @@ async def test_nothing_is_lost_or_doubled(stack: Any) -> None:
         """
     )
     assert broken == []
+    assert not stack.sql("select 1 from event_aside where verdict = 'conflict'")

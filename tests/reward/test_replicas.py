@@ -27,7 +27,7 @@ async def test_two_replicas_share_and_one_is_killed_at_work(rig: Rig) -> None:
         rig.start(ack_wait_s=1)
     count = 0
     for n in range(40):
-        await rig.send([SLOW[0]] * 4, f"m{n}", step=n)
+        await rig.send([SLOW[0]] * 3, f"m{n}", step=n)
     seen: set[str] = set()
     while len(seen) < 2:
         count += 1
@@ -37,7 +37,7 @@ async def test_two_replicas_share_and_one_is_killed_at_work(rig: Rig) -> None:
     victim.wait()
     assert count < 40
     await rig.settled()
-    assert len(facts(await rig.scored(40))) == 160
+    assert len(facts(await rig.scored(40))) == 120
 
 
 async def test_a_killed_replica_takes_its_scoring_process_along(rig: Rig) -> None:
@@ -61,12 +61,12 @@ async def test_a_stop_finishes_the_message_at_hand_and_keeps_no_other(rig: Rig) 
     # Longer than this test waits: what the first one keeps for itself would be missed.
     first = rig.start(ack_wait_s=60)
     for n in range(12):
-        await rig.send([SLOW[0]] * 4, f"m{n}", step=n)
+        await rig.send([SLOW[0]] * 3, f"m{n}", step=n)
     await rig.scored(1)
     first.send_signal(signal.SIGTERM)
     assert first.wait(20) == 0
     rig.start(ack_wait_s=60)
-    assert len(facts(await rig.scored(12))) == 48
+    assert len(facts(await rig.scored(12))) == 36
 
 
 async def test_a_bus_that_is_killed_and_comes_back(tmp_path: Path) -> None:

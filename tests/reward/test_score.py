@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.reward.conftest import ENV_SPEC, observation, spec_of, step_fact
 
@@ -90,6 +90,7 @@ def test_an_async_function_is_driven() -> None:
     assert score("@dsec.reward()\nasync def score(t, services):\n    return 4\n").value == 4.0
 
 
+@settings(max_examples=40)  # each loads a spec
 @given(st.dictionaries(names, finite, min_size=1, max_size=6), st.randoms())
 def test_the_order_in_which_components_are_returned_changes_nothing(
     scores: dict[str, float], random: Any
@@ -225,7 +226,7 @@ def score(t, services):
         "info": len(t.info["list"]),
     }
     t.observation.fill(9)
-    t.next_observation += 1
+    t.next_observation.fill(9)
     t.action.fill(5)
     t.info["list"].append(1)
     return seen

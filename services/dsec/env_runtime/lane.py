@@ -15,7 +15,7 @@ from time import monotonic_ns
 from dsec.env_runtime.packing import Row, heard, pack, split
 from dsec.env_runtime.running import RunningSlot
 from dsec.env_runtime.seats import Seat
-from dsec.platform.bus import BadMessage, Bus, Consumer, Message
+from dsec.platform.bus import BadMessage, Bus, Consumer, Message, TooLarge
 from dsec.platform.clock import utc_now
 from dsec.platform.objects import ObjectStore
 from dsec.session.io import Ended, Input, Stepped
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 REPLIES_PER_FETCH = 32
 FETCH_WAIT_S = 5.0
+REPEATS_DOUBLED_MAX = 5
+"""An unanswered step is published again after `reply_wait_s`, then twice as long, so often."""
 
 OnEnded = Callable[[Seat, Ended], Awaitable[None]]
 
@@ -62,8 +64,10 @@ class Lane:
         self._answered = asyncio.Event()
         self._tick = 0
         self._ends: list[tuple[Seat, Ended]] = []
-        self._late: list[tuple[Seat, Stepped]] = []
-        self.stopping = False
+        self._unanswered: list[tuple[Seat, Stepped]] = []
+        self._stopping = False
+        self._busy = asyncio.Lock()
+        """Held while outputs are made and published: what is released has none on its way."""
 
     # -- membership ----------------------------------------------------------------------------
 
@@ -90,19 +94,36 @@ class Lane:
     async def run(self) -> None:
         """Tick for ever."""
         while True:
-            await self._publish_ends()
-            if self._late:
-                late, self._late = self._late, []
-                await self._publish(late, again=True)
-            if not self._ready or self.stopping:
+            async with self._busy:
+                ticked = False if self._stopping else await self._advance()
+            if ticked:
+                await self._await_answers()
+            else:
                 self._wake.clear()
                 await self._wake.wait()
-                continue
-            ready, self._ready = self._ready, {}
-            rows = await self._step_all(ready)
-            await self._publish(rows, again=False)
+
+    async def _advance(self) -> bool:
+        """Publish what is due, and one tick. False: nobody is ready."""
+        await self._publish_ends()
+        if self._unanswered:
+            unanswered, self._unanswered = self._unanswered, []
+            await self._publish(unanswered, again=True)
+        if not self._ready:
+            return False
+        ready, self._ready = self._ready, {}
+        await self._publish(await self._step_all(ready), again=False)
+        await self._publish_ends()
+        return True
+
+    async def stop(self) -> list[Seat]:
+        """Finish what is being published and step no more. Returns the sessions to hand back."""
+        self._stopping = True
+        async with self._busy:
             await self._publish_ends()
-            await self._await_answers()
+            seats = list(self.seats.values())
+            for seat in seats:
+                self.leave(seat)
+        return seats
 
     async def _step_all(self, ready: dict[bytes, Seat]) -> list[tuple[Seat, Stepped]]:
         """One step for each. Gives way to the rest of the process after a slice of time."""
@@ -127,6 +148,7 @@ class Lane:
             if type(output) is Stepped:
                 taken.append((seat, output))
                 seat.last = output
+                seat.repeats = 0
             else:
                 assert isinstance(output, Ended)
                 self._ends.append((seat, output))
@@ -143,15 +165,26 @@ class Lane:
             # Before the publish: an answer may come before the acknowledgement.
             self._waiting = {row.session_id for row in rows}
             self._answered.clear()
-        for part, portion in enumerate(split(rows, self._bus.max_payload_bytes)):
-            await self._bus.publish(
-                pack(portion, self._worker, self.name, self._tick),
-                self.name,
-                source=f"dsec/env-runtime/{self._worker}",
-                time=now,
-                event_id=f"{self.name}.{self._tick}.{part}",
-                fence=self._worker,
-            )
+        portions = list(split(rows, self._bus.max_payload_bytes))
+        part = 0
+        while portions:
+            portion = portions.pop(0)
+            try:
+                await self._bus.publish(
+                    pack(portion, self._worker, self.name, self._tick),
+                    self.name,
+                    source=f"dsec/env-runtime/{self._worker}",
+                    time=now,
+                    event_id=f"{self.name}.{self._tick}.{part}",
+                    fence=self._worker,
+                )
+            except TooLarge:
+                if len(portion) == 1:
+                    raise
+                # The estimate was too low; half of it fits, or half of that.
+                middle = len(portion) // 2
+                portions[:0] = [portion[:middle], portion[middle:]]
+            part += 1
         published = monotonic_ns()
         for seat, _ in taken:
             seat.published_ns = published
@@ -204,16 +237,19 @@ class Lane:
     def repeat_unanswered(self) -> None:
         """Have the lane publish again, under the same keys, what nobody answered in time."""
         now = monotonic_ns()
-        self._late = [
+        self._unanswered = [
             (seat, seat.last)
             for seat in self.seats.values()
             if seat.machine.awaiting is not None
             and seat.last is not None
-            and now - seat.published_ns > self._reply_wait_ns
+            and now - seat.published_ns
+            > self._reply_wait_ns << min(seat.repeats, REPEATS_DOUBLED_MAX)
         ]
-        if self._late:
+        for seat, _ in self._unanswered:
+            seat.repeats += 1
+        if self._unanswered:
             log.warning(
-                "lane %s: %d steps unanswered, publishing again", self.name, len(self._late)
+                "lane %s: %d steps unanswered, publishing again", self.name, len(self._unanswered)
             )
             self._wake.set()
 

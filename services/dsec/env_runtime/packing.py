@@ -12,7 +12,8 @@ from dsec_contracts import Event, RewardMissing, RewardScored, SessionStepped
 from dsec_contracts.columns import VarColumn, fixed_rows
 from dsec_contracts.step import StepCircumstance, StepColumns
 
-ROW_OVERHEAD_BYTES = 160
+ROW_OVERHEAD_BYTES = 250
+"""Fixed columns, offsets, the cause and, at worst, a reward spec of its own."""
 BASE64_GROWTH = 1.35
 PAYLOAD_SHARE_MAX = 0.9
 
@@ -42,6 +43,7 @@ class Row:
                 + len(self.prior)
                 + len(self.reset_observation)
                 + len(stepped.extras)
+                + len(self.policy)
             )
         )
 

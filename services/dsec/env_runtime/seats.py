@@ -9,18 +9,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic_ns
 from typing import Any
 
+from dsec.env_runtime.running import RunningSlot
 from dsec.platform.interposition import interposition_for
 from dsec.platform.log import LogBehind, LogReader
 from dsec.platform.objects import ObjectStore, ObjectStoreError
 from dsec.session.chain import chain_end
 from dsec.session.documents import RewardDocument, SpecError, unseal
 from dsec.session.io import Ended, Input, SessionConfig, Started, Stepped
+from dsec.session.log_row import RecordedGap
 from dsec.session.machine import Interposition, SessionMachine
 from dsec.session.program import Program, ProgramError, load_program
-from dsec.session.rerun import Divergence, Recorded, rerun, undelivered
+from dsec.session.rerun import (
+    Divergence,
+    Recorded,
+    RecordedInvalid,
+    rerun,
+    undelivered,
+)
 from dsec_contracts import SYSTEM_SESSION, keys
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.session import PlacedFact, RequestFact
@@ -31,12 +41,18 @@ POLICIES_MAX = 16
 SPEC_WAIT_S = 30.0
 
 
+class NotNow(Exception):
+    """A session that cannot be opened because something is away. It is handed back, not ended."""
+
+
 class StartFailed(Exception):
     """A session that cannot start, with the code it ends with."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+        self.recorded: Recorded | None = None
+        """What an earlier attempt left in the log, which the end has to close."""
 
 
 @dataclass(slots=True)
@@ -55,6 +71,7 @@ class Seat:
     last: Stepped | None = None
     published_ns: int = 0
     """When the last step was published (monotonic): an unanswered one is published again."""
+    repeats: int = 0
 
     @property
     def waiting_on(self) -> str:
@@ -70,14 +87,14 @@ class Opening:
     started: Started | None = None
     ended: Ended | None = None
     pending: list[Input] = field(default_factory=list)
-    resumed: bool = False
 
 
 class Library:
     """Programs and policies by hash, loaded once a worker. Bounded; the oldest go first."""
 
-    def __init__(self, log: LogReader, objects: ObjectStore | None) -> None:
+    def __init__(self, log: LogReader, objects: ObjectStore | None, running: RunningSlot) -> None:
         self._log = log
+        self._running = running
         self._objects = objects
         self._programs: OrderedDict[tuple[str, str], tuple[Program, Interposition]] = OrderedDict()
         self._policies: OrderedDict[str, Any] = OrderedDict()
@@ -94,11 +111,16 @@ class Library:
         if spec.blob and not spec.content:
             if self._objects is None:
                 raise StartFailed("spec_not_found", f"spec {spec_hash} lies in an object store")
-            return await asyncio.to_thread(self._objects.get, spec.blob)
+            try:
+                return await asyncio.to_thread(self._objects.get, spec.blob)
+            except ObjectStoreError as error:
+                raise StartFailed("spec_not_found", str(error)) from error
         return bytes(spec.content)
 
-    async def program(self, request: RequestFact, position: int) -> tuple[Program, Interposition]:
-        """The program of a request.
+    async def program(
+        self, request: RequestFact, index: int, position: int
+    ) -> tuple[Program, Interposition]:
+        """The program of a request. Its import is user code, run in the session's name.
 
         Raises:
             StartFailed: a spec is missing, or its code does not load.
@@ -108,10 +130,15 @@ class Library:
             agent = await self._content(request.agent_spec, "agent", position)
             env = await self._content(request.env_spec, "env", position)
             if key not in self._programs:
+                self._running.enter(index, 0, monotonic_ns())
                 try:
                     program = load_program(request.agent_spec, agent, request.env_spec, env)
                 except ProgramError as error:
                     raise StartFailed(error.code, str(error)) from error
+                except MemoryError:
+                    self._running.end_out_of_memory()
+                finally:
+                    self._running.clear()
                 self._programs[key] = (program, interposition_for(program))
         self._programs.move_to_end(key)
         while len(self._programs) > PROGRAMS_MAX:
@@ -153,7 +180,7 @@ class Library:
         try:
             await self._log.wait_floor(position, SPEC_WAIT_S)
         except LogBehind as error:
-            raise StartFailed("log_behind", str(error)) from error
+            raise NotNow(str(error)) from error
 
 
 class Opener:
@@ -167,12 +194,12 @@ class Opener:
     async def prepare(
         self, request: RequestFact, placed: PlacedFact, index: int, position: int
     ) -> Seat:
-        """Everything before user code of the session runs. See `open`.
+        """Everything before the session's own code runs; `open_seat` runs it.
 
         Raises:
             StartFailed: with the code that the session ends with.
         """
-        program, interposition = await self._library.program(request, position)
+        program, interposition = await self._library.program(request, index, position)
         state = await self._library.policy(request.policy, position) if request.policy else None
         config = SessionConfig(
             seed=request.seed,
@@ -206,40 +233,49 @@ class Opener:
         try:
             await self._log.wait_floor(position, self._restart_wait_s)
         except LogBehind as error:
-            raise StartFailed("log_behind", str(error)) from error
+            raise NotNow(str(error)) from error
         rows = await self._log.rows(placed.session_id, upto=position)
-        return await asyncio.to_thread(Recorded.from_rows, rows)
+        try:
+            return await asyncio.to_thread(Recorded.from_rows, rows)
+        except (RecordedGap, RecordedInvalid) as error:
+            raise StartFailed("log_damaged", str(error)) from error
 
 
-def open_seat(seat: Seat, recorded: Recorded | None) -> Opening:
-    """Run the session's user code up to the point where it goes live. No I/O."""
+def open_seat(seat: Seat, recorded: Recorded | None, on_step: Callable[[int], None]) -> Opening:
+    """Run the session's user code up to the point where it goes live. No I/O.
+
+    `on_step` is told each step that is executed again, for its deadline.
+    """
     machine = seat.machine
     if recorded is None or recorded.reset is None:
         output = machine.start()
         if isinstance(output, Ended):
             return Opening(seat, ended=output)
         return Opening(seat, started=output, pending=[] if recorded is None else recorded.inputs)
-    divergence = rerun(machine, recorded)
+    divergence = rerun(machine, recorded, on_step)
     if divergence is not None:
-        return Opening(seat, ended=diverged(divergence, recorded), resumed=True)
+        return Opening(seat, ended=diverged(divergence, recorded))
     seat.last = machine.last
-    return Opening(seat, ended=machine.ended, pending=undelivered(recorded, machine), resumed=True)
+    return Opening(seat, ended=machine.ended, pending=undelivered(recorded, machine))
 
 
 def diverged(divergence: Divergence, recorded: Recorded) -> Ended:
-    """The end of a session whose re-execution gave something else than the log has.
-
-    It closes the log as it stands: what the log has was published and counts.
-    """
+    """The end of a session whose re-execution gave something else than the log has."""
     message = (
         f"re-execution after a restart differs from the log at step {divergence.step}, field "
         f"{divergence.field}: expected {divergence.expected!r}, got {divergence.actual!r}"
     )
+    return closing("diverged_on_restart", message, recorded)
+
+
+def closing(code: str, message: str, recorded: Recorded | None) -> Ended:
+    """A failure that closes the log as it stands: what the log has was published and counts."""
+    recorded = recorded or Recorded()
     steps = len(recorded.steps)
     chain = recorded.steps[-1].chain if steps else recorded.chain_0
     episodes = sum(any(decode(step.fact)[_DONE]) for step in recorded.steps)
-    status, code, inputs = "failed", "diverged_on_restart", encode([])
-    end = chain_end(chain, status, code, steps, episodes, inputs)
+    inputs = encode([])
+    end = chain_end(chain, "failed", code, steps, episodes, inputs)
     return Ended("failed", code, steps, episodes, inputs, end, message)
 
 

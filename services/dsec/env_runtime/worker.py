@@ -21,13 +21,21 @@ from uuid import UUID
 
 from dsec.env_runtime.lane import Lane
 from dsec.env_runtime.running import RunningSlot
-from dsec.env_runtime.seats import Library, Opener, Opening, Seat, StartFailed, open_seat
+from dsec.env_runtime.seats import (
+    Library,
+    NotNow,
+    Opener,
+    Opening,
+    Seat,
+    StartFailed,
+    closing,
+    open_seat,
+)
 from dsec.env_runtime.settings import EnvRuntimeSettings
 from dsec.platform.bus import BadMessage, Bus, Message, PublishRefused
 from dsec.platform.clock import utc_now
-from dsec.platform.log import LogReader
+from dsec.platform.log import LogReader, LogUnavailable
 from dsec.platform.objects import ObjectStore
-from dsec.session.chain import chain_end
 from dsec.session.io import Ended, Input, cancel_input
 from dsec.session.observations import reference
 from dsec_contracts import (
@@ -41,7 +49,6 @@ from dsec_contracts import (
     WorkerHeartbeat,
     keys,
 )
-from dsec_contracts.canonical import encode
 from dsec_contracts.session import (
     EndedCircumstance,
     EndedFact,
@@ -56,6 +63,9 @@ from dsec_contracts.worker import HeartbeatCircumstance, HeartbeatFact
 log = logging.getLogger(__name__)
 
 EXIT_FENCED = 75
+LOAD_DEADLINE_S = 120.0
+"""Importing a session's code takes this long at most."""
+HAND_BACK_PAUSE_S = 2.0
 CANCELS_REMEMBERED_MAX = 10_000
 HEARTBEAT_SESSIONS_MAX = 2_000
 CONSUMER_INACTIVE_S = 120.0
@@ -86,7 +96,7 @@ class Worker:
         self._running = running
         self._objects = objects
         self._isolated = isolated
-        self._opener = Opener(Library(reader, objects), reader, settings.restart_wait_s)
+        self._opener = Opener(Library(reader, objects, running), reader, settings.restart_wait_s)
         self._lanes = {
             lane: self._lane(lane)
             for lane in (f"{name}-{n}" for n in range(settings.lanes_per_worker))
@@ -128,7 +138,6 @@ class Worker:
             f"worker-{self.name}",
             ["dsec.session.placed.*", "dsec.session.cancel_requested.*"],
             start_sequence=start,
-            ack="none",
             inactive_s=CONSUMER_INACTIVE_S,
         )
         try:
@@ -173,11 +182,13 @@ class Worker:
                     event = message.event()
                 except (BadMessage, UnknownEvent) as error:
                     log.warning("%s is ignored: %s", message.subject, error)
+                    await message.ack()
                     continue
                 if isinstance(event, SessionPlaced) and event.fact.worker == self.name:
                     self._place(event, message)
                 elif isinstance(event, SessionCancelRequested):
                     self._cancel(event)
+                await message.ack()  # after it was taken: both may come twice
 
     def _place(self, event: SessionPlaced, message: Message) -> None:
         session_id = event.fact.session_id
@@ -203,31 +214,53 @@ class Worker:
 
     async def _open(self, event: SessionPlaced, position: int) -> None:
         async with self._starts:
-            placed, request = event.fact, event.circumstance.request
-            try:
-                index = self._free.pop()
-            except IndexError:
-                log.error("no seat is free for session %s", placed.session_id)
+            placed = event.fact
+            if not self._free:
+                await self._hand_back(event, None, "no seat is free")
                 return
+            index = self._free.pop()
+            self._running.assign(index, placed.session_id, LOAD_DEADLINE_S)
             try:
-                seat = await self._opener.prepare(request, placed, index, position)
-                recorded = await self._opener.recorded(placed, position)
+                opening = await self._opened(event, index, position)
+            except (NotNow, LogUnavailable) as away:
+                log.warning("session %s is handed back: %s", placed.session_id, away)
+                await asyncio.sleep(HAND_BACK_PAUSE_S)
+                await self._hand_back(event, index, str(away))
+                return
             except StartFailed as failed:
-                await self._publish_end(placed, _failed(failed), keys.placed(placed.attempt))
+                ended = closing(failed.code, str(failed), failed.recorded)
+                await self._publish_end(placed, ended, keys.placed(placed.attempt))
                 self._close(placed.session_id, index)
                 return
-            if self._draining:
-                return
-            self._running.assign(index, placed.session_id, seat.step_deadline_s)
-            self._running.enter(
-                index, 0 if recorded is None else len(recorded.steps), monotonic_ns()
-            )
-            try:
-                opening = open_seat(seat, recorded)
-            except MemoryError:
-                self._running.end_out_of_memory()
+            if not self._draining:
+                await self._go_live(event, opening, position)
+
+    async def _opened(self, event: SessionPlaced, index: int, position: int) -> Opening:
+        placed, request = event.fact, event.circumstance.request
+        recorded = await self._opener.recorded(placed, position)
+        try:
+            seat = await self._opener.prepare(request, placed, index, position)
+        except StartFailed as failed:
+            failed.recorded = recorded
+            raise
+
+        def on_step(step: int) -> None:
+            self._running.enter(index, step, monotonic_ns())
+
+        self._running.assign(index, placed.session_id, seat.step_deadline_s)
+        on_step(0)
+        try:
+            return open_seat(seat, recorded, on_step)
+        except MemoryError:
+            self._running.end_out_of_memory()
+        finally:
             self._running.clear()
-            await self._go_live(event, opening, position)
+
+    async def _hand_back(self, event: SessionPlaced, index: int | None, reason: str) -> None:
+        await self._release(event.fact, 0, reason[:200])
+        self._opening.pop(event.fact.session_id, None)
+        if index is not None:
+            self._close(event.fact.session_id, index)
 
     async def _go_live(self, event: SessionPlaced, opening: Opening, position: int) -> None:
         seat, placed = opening.seat, event.fact
@@ -261,7 +294,10 @@ class Worker:
         cause = keys.step(seat.last.step) if seat.last else keys.placed(placed.attempt)
         await self._publish_end(placed, ended, cause)
         self._running.enter(seat.index, ended.steps, monotonic_ns())
-        seat.machine.close()
+        try:
+            seat.machine.close()
+        except MemoryError:
+            self._running.end_out_of_memory()
         self._running.clear()
         self._close(placed.session_id, seat.index)
 
@@ -375,34 +411,29 @@ class Worker:
     async def _drain(self) -> None:
         """Hand every live session back, as far as the time for it goes."""
         self._draining = True
-        for lane in self._lanes.values():
-            lane.stopping = True
         await self.beat("draining")
 
-        async def release(seat: Seat) -> None:
-            placed = seat.placed
-            event = SessionReleased(
-                fact=ReleasedFact(session_id=placed.session_id, attempt=placed.attempt),
-                circumstance=ReleasedCircumstance(
-                    worker=self.name, steps=seat.machine.steps, reason="drain"
-                ),
-            )
-            await self._send(
-                event,
-                placed.session_id,
-                f"{placed.session_id}.released.{placed.attempt}",
-                keys.placed(placed.attempt),
+        async def release(lane: Lane) -> None:
+            seats = await lane.stop()
+            await asyncio.gather(
+                *(self._release(seat.placed, seat.machine.steps, "drain") for seat in seats)
             )
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_wait_s):
-                await asyncio.gather(*(release(seat) for seat in self._seats.values()))
+                await asyncio.gather(*(release(lane) for lane in self._lanes.values()))
 
-
-def _failed(failed: StartFailed) -> Ended:
-    inputs = encode([])
-    end = chain_end(None, "failed", failed.code, 0, 0, inputs)
-    return Ended("failed", failed.code, 0, 0, inputs, end, str(failed))
+    async def _release(self, placed: PlacedFact, steps: int, reason: str) -> None:
+        event = SessionReleased(
+            fact=ReleasedFact(session_id=placed.session_id, attempt=placed.attempt),
+            circumstance=ReleasedCircumstance(worker=self.name, steps=steps, reason=reason),
+        )
+        await self._send(
+            event,
+            placed.session_id,
+            f"{placed.session_id}.released.{placed.attempt}",
+            keys.placed(placed.attempt),
+        )
 
 
 def _fingerprint() -> dict[str, str]:
@@ -422,6 +453,8 @@ FINGERPRINT = _fingerprint()
 
 async def serve(name: str, slot: Path, *, isolated: bool, settings: EnvRuntimeSettings) -> int:
     """Run a worker until it is told to stop. Returns the exit code."""
+    for variable in [name for name in os.environ if name.startswith("DSEC_")]:
+        del os.environ[variable]  # user code runs here; where the log is, is not its business
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)

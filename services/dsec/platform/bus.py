@@ -43,6 +43,7 @@ PUBLISH_WAIT_S_MAX = 600.0
 CONNECT_WAIT_S_MAX = 30.0
 ACK_WAIT_S = 5.0
 DUPLICATE_WINDOW_S = 120
+FETCH_PAUSE_S = 0.2
 
 _WRONG_LAST_SEQUENCE = {10071, 10164}
 
@@ -196,9 +197,19 @@ class Consumer:
             raise
         except nats.errors.Error as error:
             log.warning("fetch of %s failed, trying again: %r", self.name, error)
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(FETCH_PAUSE_S)
+            await self._still_there()
             return []
         return [Message.wrap(msg) for msg in raw]
+
+    async def _still_there(self) -> None:
+        """A durable that is gone never delivers again, however often it is asked."""
+        try:
+            await self._sub.consumer_info()
+        except nats.js.errors.NotFoundError as error:
+            raise BusError(f"consumer {self.name} is gone from the server") from error
+        except (nats.errors.Error, TimeoutError):
+            return  # the server is away; the next fetch asks it again
 
     async def state(self) -> ConsumerState:
         """Where it stands."""
@@ -286,7 +297,8 @@ class Bus:
                     )
         except (OSError, nats.errors.Error, TimeoutError) as error:
             raise BusUnavailable(
-                f"no NATS server answers at {url} within {CONNECT_WAIT_S_MAX:.0f} s ({error!r}): "
+                f"no NATS server answers at {_without_secret(url)} within "
+                f"{CONNECT_WAIT_S_MAX:.0f} s ({error!r}): "
                 "is it running, and is DSEC_NATS_URL right?"
             ) from error
         return cls(nc, name)
@@ -606,3 +618,9 @@ def _differs(live: api.ConsumerConfig, wanted: api.ConsumerConfig) -> bool:
         or (wanted.ack_wait is not None and live.ack_wait != wanted.ack_wait)
         or (wanted.max_ack_pending is not None and live.max_ack_pending != wanted.max_ack_pending)
     )
+
+
+def _without_secret(url: str) -> str:
+    """A URL as it may be shown: without user and password."""
+    scheme, separator, rest = url.rpartition("://")
+    return scheme + separator + rest.rpartition("@")[2]

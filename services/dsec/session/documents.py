@@ -90,7 +90,7 @@ class AgentDocument(Document):
 class Observations(Document):
     """What is recorded of observations."""
 
-    inline_bytes_max: Annotated[int, Field(ge=0, le=262_144)] = 4096
+    inline_bytes_max: Annotated[int, Field(ge=0, le=65_536)] = 4096
     above: Literal["reference", "none"] = "reference"
 
 

@@ -268,7 +268,7 @@ class SessionMachine:
         config, env = self.config, self._env
         stream, document = config.agent_stream, self._program.agent
         return {
-            "params": dict(document.params),
+            "params": copy.deepcopy(document.params),
             "observation_space": env.observation_space,
             "action_space": env.agent_action_space(derive(config.seed, "action_space", stream)),
             "tools": list(document.tools),

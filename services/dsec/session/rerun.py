@@ -8,7 +8,7 @@ error, and the first output that comes out differently is named with its field.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -234,8 +234,12 @@ class _NotInLog(Exception):
         self.actual = actual
 
 
-def rerun(machine: SessionMachine, recorded: Recorded) -> Divergence | None:
+def rerun(
+    machine: SessionMachine, recorded: Recorded, on_step: Callable[[int], None] | None = None
+) -> Divergence | None:
     """Drive a fresh machine through the record and name the first difference, if there is one.
+
+    `on_step` is told each step before its user code runs: a step has a deadline, a record has none.
 
     Afterwards, if all is equal, the machine stands where the log stops: at its end, or live with
     its last output unanswered. A log without a start and without an end leaves it untouched.
@@ -246,7 +250,7 @@ def rerun(machine: SessionMachine, recorded: Recorded) -> Divergence | None:
     if not machine.deterministic:
         machine.recorded_actions = recorded.decision
     try:
-        return _rerun(machine, recorded, _Named(recorded.inputs))
+        return _rerun(machine, recorded, _Named(recorded.inputs), on_step)
     finally:
         machine.recorded_actions = None
 
@@ -265,7 +269,12 @@ def undelivered(recorded: Recorded, machine: SessionMachine) -> list[Input]:
     return [given for n, given in enumerate(recorded.inputs) if n not in named.taken]
 
 
-def _rerun(machine: SessionMachine, recorded: Recorded, named: _Named) -> Divergence | None:
+def _rerun(
+    machine: SessionMachine,
+    recorded: Recorded,
+    named: _Named,
+    on_step: Callable[[int], None] | None,
+) -> Divergence | None:
     if recorded.reset is None:
         if recorded.steps:
             return Divergence(None, "reset", None, "the log has steps and no start")
@@ -274,6 +283,8 @@ def _rerun(machine: SessionMachine, recorded: Recorded, named: _Named) -> Diverg
         if divergence is not None:
             return divergence
     for step in recorded.steps:
+        if on_step is not None:
+            on_step(step.step)
         divergence = _rerun_step(machine, step, named)
         if divergence is not None:
             return divergence

@@ -104,7 +104,9 @@ def env_factory(
                 "unknown_environment", f"env_spec.entry: {entry!r} is not registered: {error}"
             ) from error
         return lambda: GymnasiumAdapter(
-            gymnasium.make(copy.deepcopy(spec), disable_env_checker=True, **kwargs)
+            gymnasium.make(
+                copy.deepcopy(spec), disable_env_checker=True, **copy.deepcopy(dict(kwargs))
+            )
         )
     cls = namespace.load(entry)
-    return lambda: GymnasiumAdapter(cls(**kwargs))
+    return lambda: GymnasiumAdapter(cls(**copy.deepcopy(dict(kwargs))))
