@@ -84,8 +84,8 @@ async def test_a_bus_that_is_killed_and_comes_back(tmp_path: Path) -> None:
         server.send_signal(signal.SIGKILL)
         await server.stop()
         used = psutil.Process(replica.pid).cpu_times().user
-        await asyncio.sleep(2)
-        assert psutil.Process(replica.pid).cpu_times().user - used < 1  # waits, does not spin
+        await asyncio.sleep(1)
+        assert psutil.Process(replica.pid).cpu_times().user - used < 0.5  # waits, does not spin
         server = ChildProcess(nats_server_process(options))
         await server.wait_ready()
         await rig.send([ENV_SPEC[0]], "b", step=1)

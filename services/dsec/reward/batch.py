@@ -75,24 +75,25 @@ class Batch:
         self, outcomes: Sequence[Outcome], replica: str, message_bytes_max: int
     ) -> Iterator[RewardScored]:
         """The rewards of all rows that have one, in as many messages as the size needs."""
-        rows = [n for n, outcome in enumerate(outcomes) if type(outcome) is bytes]
-        bodies = [outcome for outcome in outcomes if type(outcome) is bytes]
         steps: Sequence[int] = self.steps
         causes = fixed_rows(self.causes, CAUSE_BYTES)
-        if len(rows) != self.event.rows:
+        bodies = [outcome for outcome in outcomes if type(outcome) is bytes]
+        rows: Sequence[int] = range(len(outcomes))
+        if len(bodies) != len(rows):
+            rows = [n for n in rows if type(outcomes[n]) is bytes]
             steps, causes = [steps[n] for n in rows], [causes[n] for n in rows]
         facts = list(map(fact_of_body, steps, repeat(REVISION), bodies, causes))
         for start, stop in _portions(facts, message_bytes_max):
             yield self._scored(rows[start:stop], bodies[start:stop], facts[start:stop], replica)
 
     def _scored(
-        self, rows: list[int], bodies: list[bytes], facts: list[bytes], replica: str
+        self, rows: Sequence[int], bodies: list[bytes], facts: list[bytes], replica: str
     ) -> RewardScored:
         row, n = self.event.row, len(rows)
         session_id, step, causes = row.session_id, row.step, self.causes
         if n != self.event.rows:
             session_id, step, causes = (
-                np.frombuffer(column, f"V{width}")[rows].tobytes()
+                np.frombuffer(column, f"V{width}")[list(rows)].tobytes()
                 for column, width in ((session_id, 16), (step, 4), (causes, CAUSE_BYTES))
             )
         # A body starts with the value, big-endian behind one byte.
