@@ -54,7 +54,7 @@ async def test_a_session_from_request_to_end(rig: Any, make: Any) -> None:
         "step:0",
         "step:0",
     ]
-    assert recorder.counters.rows == 6
+    await rig.until(lambda: recorder.counters.rows == 6)  # counted just after the floor is visible
     state = next(c for c in await rig.bus.consumers() if c.name == "recorder")
     assert state.floor == last
     assert state.ack_pending == 0
@@ -114,7 +114,9 @@ async def test_a_poisoned_message_among_a_hundred_good_ones(rig: Any, make: Any)
     assert "row 1: 22021" in errors[bad]
     assert "row 2: 22021" in errors[bad]
     assert letters[0].headers["dead-ce-type"].startswith("session.")
-    assert recorder.counters.dead_letters == 5
+    await rig.until(
+        lambda: recorder.counters.dead_letters == 5
+    )  # counted just after the floor is visible
 
 
 async def test_the_database_goes_away_and_comes_back(
@@ -145,7 +147,9 @@ async def test_the_database_goes_away_and_comes_back(
             await server.wait_ready()
             await rig.floor_at(last, 20)
             assert rig.keys(sid) == [f"step:{n}" for n in range(41)]
-            assert recorder.counters.dead_letters == 0
+            await rig.until(
+                lambda: recorder.counters.dead_letters == 0
+            )  # counted just after the floor is visible
             assert recorder.counters.leaderships >= 2
             assert rig.query("select count(*) from event_aside") == [(0,)]
     finally:
@@ -264,8 +268,12 @@ async def test_what_is_held_and_delivered_again_is_not_written_twice(rig: Any, m
             await asyncio.sleep(1)
         await rig.floor_at(last)
         await asyncio.sleep(0.5)
-        assert recorder.counters.messages == 30
-        assert recorder.counters.leaderships == 1
+        await rig.until(
+            lambda: recorder.counters.messages == 30
+        )  # counted just after the floor is visible
+        await rig.until(
+            lambda: recorder.counters.leaderships == 1
+        )  # counted just after the floor is visible
     assert rig.keys(sid) == [f"step:{n}" for n in range(30)]
 
 
@@ -327,7 +335,9 @@ async def test_an_unknown_type_is_parked_and_logged_after_the_upgrade(rig: Any, 
     async with rig.recorder() as recorder:
         last = await rig.publish(make.placed(sid), sid)
         await rig.floor_at(last)
-        assert recorder.counters.parked == 1
+        await rig.until(
+            lambda: recorder.counters.parked == 1
+        )  # counted just after the floor is visible
     assert rig.query("select sequence, event_type, body, headers->>'ce-id' from event_parked") == [
         (parked, "session.requested.v9", body, "e1")
     ]
