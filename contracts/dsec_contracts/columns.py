@@ -35,6 +35,8 @@ class VarColumn(Part):
         Raises:
             ValueError: they have more than `COLUMN_BYTES_MAX` bytes together.
         """
+        if not any(rows):  # most columns of a tick are empty
+            return cls.model_construct(offsets=bytes(4 * (len(rows) + 1)), data=b"")
         ends = list(accumulate(map(len, rows), initial=0))
         if ends[-1] > COLUMN_BYTES_MAX:
             raise ValueError(f"a column of {ends[-1]} bytes; the limit is {COLUMN_BYTES_MAX}")

@@ -1,6 +1,6 @@
 """Rows to columns and back."""
 
-from dsec.env_runtime.packing import Row, heard, pack, split
+from dsec.env_runtime.packing import Row, Sender, heard, pack, split
 from dsec.session.io import Stepped
 from dsec_contracts import RewardMissing, RewardScored, parse
 from dsec_contracts.columns import VarColumn, fixed_rows
@@ -9,9 +9,9 @@ from dsec_contracts.reward import RewardColumns, RewardNoticeCircumstance, Rewar
 
 def row(n: int, fact: bytes = b"f") -> Row:
     stepped = Stepped(
-        n, 1, -0.0, True, False, bytes([n]) * 32, fact, "started", b"o", b"p", b"r", b"x"
+        n, 1, -0.0, True, False, bytes([n]) * 32, fact, b"started", b"o", b"p", b"r", b"x"
     )
-    return Row(bytes([n]) * 16, 2, stepped, b"o", b"p", b"r", b"v", "0" * 64)
+    return Sender(bytes([n]) * 16, 2, b"v", "0" * 64), stepped
 
 
 def test_a_tick_survives_the_wire() -> None:
@@ -65,7 +65,7 @@ def test_a_missing_reward_is_an_input_too() -> None:
 
 
 def test_rows_name_their_reward_specs() -> None:
-    rows = [row(1), row(2), row(3)]
-    rows[1].reward_spec = "1" * 64
+    (sender, stepped) = row(2)
+    rows = [row(1), (sender._replace(reward_spec="1" * 64), stepped), row(3)]
     circumstance = pack(rows, "w", "w-0", 1).circumstance
     assert circumstance.reward_specs == {"": "0" * 64, ("02" * 16): "1" * 64}

@@ -32,6 +32,7 @@ class CanonicalError(ValueError):
     """A value has no canonical bytes, or bytes are not canonical. Says where in the value."""
 
 
+@lru_cache(maxsize=65_536)
 def head(major: int, n: int) -> bytes:
     """The first bytes of a CBOR item: major type 0 to 7 and its argument in the shortest form."""
     base = major << 5

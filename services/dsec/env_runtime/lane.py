@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from time import monotonic_ns
 
 from dsec.env_runtime.packing import Row, heard, pack, split
@@ -163,7 +163,7 @@ class Lane:
         now = utc_now()
         if not again:
             # Before the publish: an answer may come before the acknowledgement.
-            self._waiting = {row.session_id for row in rows}
+            self._waiting = {seat.raw_id for seat, _ in taken}
             self._answered.clear()
         portions = list(split(rows, self._bus.max_payload_bytes))
         part = 0
@@ -190,35 +190,20 @@ class Lane:
             seat.published_ns = published
 
     async def _rows(self, taken: list[tuple[Seat, Stepped]]) -> list[Row]:
-        large = {
-            data
-            for seat, stepped in taken
-            if seat.above == "reference"
-            for data in (stepped.observation, stepped.prior, stepped.reset_observation)
-            if len(data) > seat.inline_bytes_max
-        }
+        room = min(seat.inline_bytes_max for seat, _ in taken)
+        if all(
+            len(s.observation) <= room and len(s.prior) <= room and len(s.reset_observation) <= room
+            for _, s in taken
+        ):
+            return [(seat.sender, stepped) for seat, stepped in taken]
+        large: set[bytes] = set().union(*(_large(seat, stepped) for seat, stepped in taken))
         references = await asyncio.to_thread(self._store, large) if large else {}
-        return [self._row(seat, stepped, references) for seat, stepped in taken]
+        return [(seat.sender, _recorded(seat, stepped, references)) for seat, stepped in taken]
 
     def _store(self, large: set[bytes]) -> dict[bytes, bytes]:
         if self._objects is None:
             return {}  # nowhere to put them: not recorded, which rows say by being empty
         return {data: reference(self._objects.put(data), len(data)) for data in large}
-
-    def _row(self, seat: Seat, stepped: Stepped, references: dict[bytes, bytes]) -> Row:
-        def recorded(data: bytes) -> bytes:
-            return data if len(data) <= seat.inline_bytes_max else references.get(data, b"")
-
-        return Row(
-            seat.raw_id,
-            seat.placed.attempt,
-            stepped,
-            recorded(stepped.observation),
-            recorded(stepped.prior),
-            recorded(stepped.reset_observation),
-            seat.policy,
-            seat.request.reward_fn_hash,
-        )
 
     async def _await_answers(self) -> None:
         if not self._waiting:
@@ -260,8 +245,6 @@ class Lane:
         while True:
             for message in await consumer.fetch(REPLIES_PER_FETCH, FETCH_WAIT_S):
                 self.take(message)
-            if self._ends:
-                self._wake.set()
 
     def take(self, message: Message) -> None:
         """One answer."""
@@ -273,15 +256,21 @@ class Lane:
         for raw_id, given in heard(event):
             seat = self.seats.get(raw_id)
             if seat is not None:
-                self.give(seat, given)
+                self._give(seat, given)
         self._running.clear()
+        self._signal()
 
     def give(self, seat: Seat, given: Input) -> None:
         """One input for one session."""
+        self._give(seat, given)
+        self._running.clear()
+        self._signal()
+
+    def _give(self, seat: Seat, given: Input) -> None:
         machine = seat.machine
+        was_awaiting = machine.awaiting
         if machine.ended is not None:
             return
-        was_awaiting = machine.awaiting
         self._running.enter(seat.index, machine.steps, monotonic_ns())
         try:
             ended = machine.deliver(given)
@@ -289,9 +278,35 @@ class Lane:
             self._running.end_out_of_memory()
         if ended is not None:
             self._ends.append((seat, ended))
-            self._wake.set()
-            self._answer(seat.raw_id)
+            self._waiting.discard(seat.raw_id)
         elif was_awaiting is not None and machine.awaiting is None:
             self._ready[seat.raw_id] = seat
-            self._answer(seat.raw_id)
+            self._waiting.discard(seat.raw_id)
+
+    def _signal(self) -> None:
+        """Say what was heard: there is something to do, and perhaps nothing to wait for."""
+        if self._ready or self._ends:
             self._wake.set()
+        if not self._waiting:
+            self._answered.set()
+
+
+def _large(seat: Seat, stepped: Stepped) -> set[bytes]:
+    """What of a step has to lie in the object store."""
+    if seat.above != "reference":
+        return set()
+    observations = stepped.observation, stepped.prior, stepped.reset_observation
+    return {data for data in observations if len(data) > seat.inline_bytes_max}
+
+
+def _recorded(seat: Seat, stepped: Stepped, references: Mapping[bytes, bytes]) -> Stepped:
+    """A step with references in place of large observations, or with none where none is kept."""
+
+    def recorded(data: bytes) -> bytes:
+        return data if len(data) <= seat.inline_bytes_max else references.get(data, b"")
+
+    return stepped._replace(
+        observation=recorded(stepped.observation),
+        prior=recorded(stepped.prior),
+        reset_observation=recorded(stepped.reset_observation),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 from dsec.session.io import Input, Stepped, missing_input, reward_input
@@ -18,42 +18,37 @@ BASE64_GROWTH = 1.35
 PAYLOAD_SHARE_MAX = 0.9
 
 
-@dataclass(slots=True)
-class Row:
-    """One session's step, with what the columns carry beside it."""
+class Sender(NamedTuple):
+    """What the columns say of a session beside its step; the same for all its steps."""
 
     session_id: bytes
     attempt: int
-    stepped: Stepped
-    observation: bytes
-    prior: bytes
-    reset_observation: bytes
     policy: bytes
     reward_spec: str
 
-    def size_bytes(self) -> int:
-        """About how many bytes the row takes in a message."""
-        stepped = self.stepped
-        return int(
-            BASE64_GROWTH
-            * (
-                ROW_OVERHEAD_BYTES
-                + len(stepped.fact)
-                + len(self.observation)
-                + len(self.prior)
-                + len(self.reset_observation)
-                + len(stepped.extras)
-                + len(self.policy)
-            )
-        )
+
+Row = tuple[Sender, Stepped]
+
+
+def size_bytes(row: Row) -> int:
+    """About how many bytes a row takes in a message."""
+    sender, stepped = row
+    variable = (
+        len(sender.policy)
+        + len(stepped.fact)
+        + len(stepped.observation)
+        + len(stepped.prior)
+        + len(stepped.reset_observation)
+        + len(stepped.extras)
+    )
+    return int(BASE64_GROWTH * (ROW_OVERHEAD_BYTES + variable))
 
 
 def split(rows: Sequence[Row], max_payload_bytes: int) -> Iterator[Sequence[Row]]:
     """Rows in portions that fit a message."""
     room = int(max_payload_bytes * PAYLOAD_SHARE_MAX)
     start, used = 0, 0
-    for n, row in enumerate(rows):
-        size = row.size_bytes()
+    for n, size in enumerate(map(size_bytes, rows)):
         if used + size > room and n > start:
             yield rows[start:n]
             start, used = n, 0
@@ -65,40 +60,57 @@ def split(rows: Sequence[Row], max_payload_bytes: int) -> Iterator[Sequence[Row]
 def pack(rows: Sequence[Row], worker: str, lane: str, tick: int) -> SessionStepped:
     """One message of a tick. Built without validation: every column comes from `rows`."""
     n = len(rows)
-    steps = [row.stepped for row in rows]
+    senders, stepped = zip(*rows, strict=True)
+    # Rows to columns without a Python loop, in the order of the tuples' fields.
+    session_ids, attempts, policies, specs = zip(*senders, strict=True)
+    (
+        steps,
+        episodes,
+        env_rewards,
+        terminated,
+        truncated,
+        chains,
+        facts,
+        causes,
+        observations,
+        priors,
+        reset_observations,
+        extras,
+    ) = zip(*stepped, strict=True)
     var = VarColumn.pack
     columns = StepColumns.model_construct(
-        session_id=b"".join([row.session_id for row in rows]),
-        attempt=struct.pack(f"<{n}i", *[row.attempt for row in rows]),
-        step=struct.pack(f"<{n}i", *[s.step for s in steps]),
-        episode=struct.pack(f"<{n}i", *[s.episode for s in steps]),
-        env_reward=struct.pack(f"<{n}d", *[s.env_reward for s in steps]),
-        terminated=bytes([s.terminated for s in steps]),
-        truncated=bytes([s.truncated for s in steps]),
-        chain=b"".join([s.chain for s in steps]),
-        fact=var([s.fact for s in steps]),
-        cause=var([s.cause.encode() for s in steps]),
-        observation=var([row.observation for row in rows]),
-        prior=var([row.prior for row in rows]),
-        reset_observation=var([row.reset_observation for row in rows]),
-        extras=var([s.extras for s in steps]),
-        policy=var([row.policy for row in rows]),
+        session_id=b"".join(session_ids),
+        attempt=struct.pack(f"<{n}i", *attempts),
+        step=struct.pack(f"<{n}i", *steps),
+        episode=struct.pack(f"<{n}i", *episodes),
+        env_reward=struct.pack(f"<{n}d", *env_rewards),
+        terminated=bytes(terminated),
+        truncated=bytes(truncated),
+        chain=b"".join(chains),
+        fact=var(facts),
+        cause=var(causes),
+        observation=var(observations),
+        prior=var(priors),
+        reset_observation=var(reset_observations),
+        extras=var(extras),
+        policy=var(policies),
     )
     circumstance = StepCircumstance.model_construct(
         worker=worker,
         lane=lane,
         tick=tick,
-        reward_specs=_reward_specs(rows),
+        reward_specs=_reward_specs(session_ids, specs),
     )
     return SessionStepped.model_construct(rows=n, row=columns, circumstance=circumstance)
 
 
-def _reward_specs(rows: Sequence[Row]) -> dict[str, str]:
+def _reward_specs(session_ids: Sequence[bytes], specs: Sequence[str]) -> dict[str, str]:
     """The reward specs of a tick: one for all under the empty key, the others by session."""
-    usual = rows[0].reward_spec
-    return {"": usual} | {
-        row.session_id.hex(): row.reward_spec for row in rows if row.reward_spec != usual
-    }
+    usual = specs[0]
+    if specs.count(usual) == len(specs):
+        return {"": usual}
+    pairs = zip(session_ids, specs, strict=True)
+    return {"": usual} | {raw_id.hex(): spec for raw_id, spec in pairs if spec != usual}
 
 
 def heard(event: Event) -> Iterator[tuple[bytes, Input]]:

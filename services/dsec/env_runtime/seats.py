@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any
 
+from dsec.env_runtime.packing import Sender
 from dsec.env_runtime.running import RunningSlot
 from dsec.platform.interposition import interposition_for
 from dsec.platform.log import LogBehind, LogReader
@@ -66,12 +67,16 @@ class Seat:
     step_deadline_s: float
     inline_bytes_max: int
     above: str
-    policy: bytes
-    raw_id: bytes
+    sender: Sender
     last: Stepped | None = None
     published_ns: int = 0
     """When the last step was published (monotonic): an unanswered one is published again."""
     repeats: int = 0
+
+    @property
+    def raw_id(self) -> bytes:
+        """The bytes of the session's id."""
+        return self.sender.session_id
 
     @property
     def waiting_on(self) -> str:
@@ -218,8 +223,12 @@ class Opener:
             program.agent.step_deadline_s,
             program.env.observations.inline_bytes_max,
             program.env.observations.above,
-            (request.policy or "").encode(),
-            request.session_id.bytes,
+            Sender(
+                request.session_id.bytes,
+                placed.attempt,
+                (request.policy or "").encode(),
+                request.reward_fn_hash,
+            ),
         )
 
     async def recorded(self, placed: PlacedFact, position: int) -> Recorded | None:

@@ -222,7 +222,7 @@ def activate(chance: Chance) -> None:
     slot.chance = chance
 
 
-def deactivate() -> None:
+def deactivate(_: Chance | None = None) -> None:
     """User code has returned: clocks and entropy are the process's own again."""
     slot.chance = None
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
 
 from dsec.session.chain import digest16
+from dsec_contracts import keys
 from dsec_contracts.canonical import decode, encode, head
 
 REWARD: Final = "reward"
@@ -38,7 +39,8 @@ class Input(NamedTuple):
 
     def name(self) -> bytes:
         """Canonical `[kind, ordinal, hash16]`."""
-        return _KINDS[self.kind] + head(0, self.ordinal) + b"\x50" + digest16(self.fact)
+        named = _KINDS[self.kind], head(0, self.ordinal), digest16(self.fact)
+        return b"%b%b\x50%b" % named
 
 
 def reward_input(step: int, value: float, fact: bytes, cause: bytes) -> Input:
@@ -50,6 +52,15 @@ def missing_input(step: int, code: str, fatal: bool, message: str, cause: bytes)
     """The notice that a step's reward will not come."""
     fact = encode([step, code, fatal])
     return Input(REWARD_MISSING, step, fact, 0.0, cause, code, fatal, message)
+
+
+@lru_cache(maxsize=65_536)
+def step_cause(step: int, kind: str) -> bytes:
+    """The key of what causes a step, in UTF-8: the start, or the input of the step before."""
+    if step == 0:
+        return keys.STARTED.encode()
+    key = keys.reward_missing if kind == REWARD_MISSING else keys.reward
+    return key(step - 1).encode()
 
 
 def cancel_input(code: str, message: str = "") -> Input:
@@ -64,7 +75,7 @@ def reward_components(step: int, fact: bytes) -> dict[str, float]:
     same ones only once: a constant reward costs a lookup.
     """
     start = 2 + len(head(0, step)) + _FLOAT_BYTES
-    return dict(_components(fact[start:-_REWARD_TAIL_BYTES]))
+    return _components(fact[start:-_REWARD_TAIL_BYTES]).copy()
 
 
 @lru_cache(maxsize=4096)
@@ -81,8 +92,7 @@ class Started:
     observation: bytes
 
 
-@dataclass(slots=True)
-class Stepped:
+class Stepped(NamedTuple):
     """Output: one environment step. `fact` is the canonical array of `STEP_FIELDS`."""
 
     step: int
@@ -92,7 +102,8 @@ class Stepped:
     truncated: bool
     chain: bytes
     fact: bytes
-    cause: str
+    cause: bytes
+    """UTF-8: the key of what caused the step."""
     observation: bytes
     prior: bytes
     reset_observation: bytes

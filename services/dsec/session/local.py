@@ -124,7 +124,7 @@ class MemoryLog:
             observation=output.observation,
             reset_observation=output.reset_observation or None,
             extras=output.extras or None,
-            cause=output.cause,
+            cause=output.cause.decode(),
         )
 
     def scored(self, step: int, value: float, fact: bytes, revision: int = 1) -> None:

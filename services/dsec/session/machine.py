@@ -37,6 +37,7 @@ from dsec.session.io import (
     Started,
     Stepped,
     reward_components,
+    step_cause,
 )
 from dsec.session.program import Program
 from dsec.session.seeds import derive
@@ -74,13 +75,8 @@ class Interposition(Protocol):
 class PlainInterposition:
     """Makes the session's chance the active one; whoever consults it sees it."""
 
-    def enter(self, chance: Chance) -> None:
-        """See `Interposition`."""
-        chances.activate(chance)
-
-    def exit(self, chance: Chance) -> None:
-        """See `Interposition`."""
-        chances.deactivate()
+    enter = staticmethod(chances.activate)
+    exit = staticmethod(chances.deactivate)
 
 
 class _Stop(Exception):
@@ -98,6 +94,7 @@ class SessionMachine:
         "_agent",
         "_array_head",
         "_array_key",
+        "_caused_by",
         "_chance",
         "_done_episodes",
         "_env",
@@ -145,6 +142,7 @@ class SessionMachine:
         self._final: Any = None
         self._pending_stop: _Stop | None = None
         self._inputs: list[bytes] = []
+        self._caused_by = ""
         self._array_key: Any = None
         self._array_head = b""
         self.chain: bytes | None = None
@@ -210,6 +208,7 @@ class SessionMachine:
         if given.ordinal != self.awaiting or given.cause != self.chain[:16]:
             return None
         self.awaiting = None
+        self._caused_by = given.kind
         self._inputs.append(given.name())
         self._interposition.enter(self._chance)
         try:
@@ -444,7 +443,7 @@ class SessionMachine:
             truncated,
             chain,
             fact,
-            f"reward:{step - 1}.1" if step else "started",
+            step_cause(step, self._caused_by),
             encoded,
             prior if self.config.wants_prior else b"",
             reset_observation,

@@ -82,79 +82,60 @@ def generator_state(generator: Any) -> Callable[[], bytes]:
 
 
 class _Layer:
-    """One object of the wrapper chain: how its attributes are read."""
+    """One object of the wrapper chain: which of its attributes are read, and how."""
 
     __slots__ = (
-        "_arrays",
-        "_attributes",
-        "_count",
-        "_generators",
-        "_get",
         "_large",
         "_reads",
         "_slots",
-        "_slow",
         "_target",
+        "arrays",
+        "attributes",
+        "generators",
+        "plain",
+        "slow",
     )
 
     def __init__(self, target: Any) -> None:
         self._target = target
         self._large: dict[str, tuple[Any, bytes, bool]] = {}
         self._reads = 0
-        self._attributes: dict[str, Any] = getattr(target, "__dict__", {})
         self._slots = _slot_names(type(target))
-        self._plan()
+        self.attributes: dict[str, Any] = getattr(target, "__dict__", {})
+        self.plan()
 
-    def _plan(self) -> None:
-        plain, slow, generators, arrays = [], [], [], []
-        for name, value in sorted(self._attributes.items()):
+    def plan(self) -> None:
+        """Sort the attributes by how they can be read."""
+        self.plain: list[str] = []
+        self.slow: list[str] = []
+        self.generators: list[str] = []
+        self.arrays: list[tuple[str, Any]] = []
+        for name, value in sorted(self.attributes.items()):
             if name in _IGNORED or _is_space(value):
                 continue
             if _is_plain(value, 0):
-                plain.append(name)
+                self.plain.append(name)
                 if type(value) is np.ndarray:
-                    arrays.append((name, value.dtype))
+                    self.arrays.append((name, value.dtype))
             elif isinstance(value, np.random.Generator):
-                generators.append((name, value, generator_state(value)))
+                self.generators.append(name)
             else:
-                slow.append(name)
-        self._count = len(self._attributes)
-        self._get = itemgetter(*plain) if plain else lambda _: ()
-        self._arrays = arrays
-        self._slow = slow
-        self._generators = generators
+                self.slow.append(name)
 
     def begin(self) -> None:
         """A reset happened: read everything anew."""
         self._reads = 0
 
-    def read(self) -> bytes:
-        """The state of this layer."""
-        if len(self._attributes) != self._count:
-            self._plan()
-        try:
-            return self._read()
-        except (ValueError, KeyError):  # an attribute went, or has a value of another sort
-            self._plan()
-            return self._read()
+    @property
+    def has_rest(self) -> bool:
+        """Whether it keeps state that `marshal` cannot read at once."""
+        return bool(self.slow or self._slots)
 
-    def _read(self) -> bytes:
-        attributes = self._attributes
-        for n, (name, bound, _) in enumerate(self._generators):
-            value = attributes[name]
-            if value is not bound:  # a reset with a seed makes a new one
-                if not isinstance(value, np.random.Generator):
-                    raise KeyError(name)
-                self._generators[n] = (name, value, generator_state(value))
-        for name, dtype in self._arrays:
-            # An array of objects would be read as addresses.
-            if getattr(attributes[name], "dtype", dtype) is not dtype:
-                raise KeyError(name)
-        result = marshal.dumps(self._get(attributes), 2)
-        for _, _, state in self._generators:
-            result += state()
-        for name in self._slow:
-            value = attributes[name]
+    def read_rest(self) -> bytes:
+        """What is neither plain nor a generator."""
+        result = b""
+        for name in self.slow:
+            value = self.attributes[name]
             if _is_plain(value, 0) or isinstance(value, np.random.Generator):
                 raise KeyError(name)
             result += self._walk_slow(name, value)
@@ -187,9 +168,21 @@ class _Layer:
 
 
 class StateProbe:
-    """Reads the state of a chain of wrappers around an environment."""
+    """Reads the state of a chain of wrappers around an environment.
 
-    __slots__ = ("_layers",)
+    The plain attributes of all layers are read in one go, since every step of every session pays
+    for this: four small reads cost more than what they read.
+    """
+
+    __slots__ = (
+        "_arrays",
+        "_attributes",
+        "_counts",
+        "_generators",
+        "_layers",
+        "_plain",
+        "_rest",
+    )
 
     def __init__(self, env: Any) -> None:
         self._layers: list[_Layer] = []
@@ -199,6 +192,25 @@ class StateProbe:
             if inner is None or inner is env:
                 break
             env = inner
+        self._bind()
+
+    def _bind(self) -> None:
+        layers = self._layers
+        self._attributes = [layer.attributes for layer in layers]
+        self._counts = list(map(len, self._attributes))
+        self._plain = [(itemgetter(*la.plain), la.attributes) for la in layers if la.plain]
+        self._arrays = [(la.attributes, name, kind) for la in layers for name, kind in la.arrays]
+        self._generators: list[tuple[dict[str, Any], str, Any, Callable[[], bytes]]] = [
+            (la.attributes, name, la.attributes[name], generator_state(la.attributes[name]))
+            for la in layers
+            for name in la.generators
+        ]
+        self._rest = [layer for layer in layers if layer.has_rest]
+
+    def _plan(self) -> None:
+        for layer in self._layers:
+            layer.plan()
+        self._bind()
 
     def begin(self) -> None:
         """A reset happened: the next reading starts from nothing known."""
@@ -211,7 +223,30 @@ class StateProbe:
         Raises:
             StateError: an attribute cannot be read.
         """
-        return b"".join([layer.read() for layer in self._layers])
+        if list(map(len, self._attributes)) != self._counts:
+            self._plan()
+        try:
+            return self._read()
+        except (ValueError, KeyError):  # an attribute went, or has a value of another sort
+            self._plan()
+            return self._read()
+
+    def _read(self) -> bytes:
+        for attributes, name, dtype in self._arrays:
+            # An array of objects would be read as addresses.
+            if getattr(attributes[name], "dtype", dtype) is not dtype:
+                raise KeyError(name)
+        result = marshal.dumps([get(attributes) for get, attributes in self._plain], 2)
+        for n, (attributes, name, bound, _) in enumerate(self._generators):
+            value = attributes[name]
+            if value is not bound:  # a reset with a seed makes a new one
+                if not isinstance(value, np.random.Generator):
+                    raise KeyError(name)
+                self._generators[n] = (attributes, name, value, generator_state(value))
+            result += self._generators[n][3]()
+        for layer in self._rest:
+            result += layer.read_rest()
+        return result
 
 
 def _is_plain(value: Any, depth: int) -> bool:
