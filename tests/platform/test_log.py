@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
 
 import psycopg
 import pytest
 
-from dsec.platform.db import migrate
+from dsec.platform.db import async_engine, migrate
 from dsec.platform.log import LogBehind, LogReader, LogUnavailable, Position, session_at
 from dsec_contracts import SYSTEM_SESSION, canonical
 
@@ -189,3 +191,56 @@ async def test_many_queries_at_once_share_the_pool(log: Log) -> None:
     log.floor(1, 5)
     floors = await asyncio.gather(*(log.reader.floor() for _ in range(50)))
     assert floors == [Position(1, 5)] * 50
+
+
+class Wire:
+    """Stands between a reader and its database, and carries nothing while it is cut.
+
+    What a machine that hangs or a network that swallows packets looks like: nobody is refused.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._server = urlsplit(url)
+        self.whole = asyncio.Event()
+        self.whole.set()
+
+    async def serve(self) -> str:
+        """Begin to listen. Returns the URL to connect to."""
+        self._listener = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        port = self._listener.sockets[0].getsockname()[1]
+        host = f"{self._server.username}:{self._server.password}@127.0.0.1:{port}"
+        return urlunsplit(self._server._replace(netloc=host))
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, forth = await asyncio.open_connection(self._server.hostname, self._server.port)
+        await asyncio.gather(self._pump(reader, forth), self._pump(back, writer))
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                await self.whole.wait()
+                writer.write(data)
+        writer.close()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._listener.close()
+
+
+async def test_a_database_that_hangs_is_away_and_comes_back(fresh_database_url: str) -> None:
+    await asyncio.to_thread(migrate, fresh_database_url)
+    wire = Wire(fresh_database_url)
+    engine = async_engine(await wire.serve(), command_timeout_s=0.5)
+    reader = LogReader(engine)
+    try:
+        assert await reader.floor() == Position(0, 0)
+        wire.whole.clear()
+        async with asyncio.timeout(5):
+            with pytest.raises(LogUnavailable):
+                await reader.floor()
+        wire.whole.set()
+        async with asyncio.timeout(5):
+            assert await reader.floor() == Position(0, 0)
+    finally:
+        await reader.close()
+        wire.close()

@@ -20,6 +20,9 @@ RECORDER_LOCK = 0x44536563_00000002
 """Advisory locks: `DSec` in ASCII, and a number."""
 
 CONNECT_TIMEOUT_S = 10
+COMMAND_TIMEOUT_S = 60.0
+"""What a statement may take. A database that hangs is one that is away, not a service that hangs
+with it. Well above the longest read, a session of a hundred thousand steps."""
 POOL_CONNECTIONS_MAX = 5
 _SCHEMES = {"postgres", "postgresql"}
 
@@ -51,14 +54,19 @@ def async_engine(
     *,
     connections_max: int = POOL_CONNECTIONS_MAX,
     transaction_pooler: bool = False,
+    command_timeout_s: float = COMMAND_TIMEOUT_S,
 ) -> AsyncEngine:
     """An engine on asyncpg.
 
     Args:
         transaction_pooler: behind a pooler that hands out a server connection for each
             transaction, prepared statements turn up missing or double: name and keep none.
+        command_timeout_s: a statement that takes longer raises `TimeoutError`.
     """
-    connect_args: dict[str, Any] = {"timeout": CONNECT_TIMEOUT_S}
+    connect_args: dict[str, Any] = {
+        "timeout": CONNECT_TIMEOUT_S,
+        "command_timeout": command_timeout_s,
+    }
     # A connection that died with a restart of the server is found out before it is used.
     options: dict[str, Any] = {
         "pool_size": connections_max,
