@@ -250,7 +250,7 @@ def shared(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     loop = asyncio.new_event_loop()
     loop.run_until_complete(_empty_stream(nats_url))
     loop.close()
-    replica = start_replica(nats_url, folder, "shared", deadline_s=1, spec_wait_s=0.2, ack_wait_s=1)
+    replica = start_replica(nats_url, folder, "shared", deadline_s=1, absent_s_max=3, ack_wait_s=1)
     yield folder
     alive = replica.poll() is None
     replica.kill()

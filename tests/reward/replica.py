@@ -9,12 +9,15 @@ import uvloop
 
 from dsec.platform.settings import configure_logging
 from dsec.reward.__main__ import score_until_stopped
+from dsec.reward.effects import SpecMissing
 from dsec.reward.settings import RewardSettings
 
 
-async def from_folder(spec_hash: str) -> bytes | None:
+async def from_folder(spec_hash: str, _: int) -> bytes:
     path = Path(sys.argv[1]) / spec_hash
-    return path.read_bytes() if path.exists() else None
+    if not path.exists():
+        raise SpecMissing(f"{path} is not there")
+    return path.read_bytes()
 
 
 configure_logging("reward", "INFO")

@@ -12,6 +12,7 @@ import pytest
 from tests.reward.conftest import ENV_SPEC, Rig, facts, session, spec_of, tick
 
 from dsec.platform.bus import Message
+from dsec.reward.isolation import FAULTS_MAX
 from dsec_contracts import RewardScored, encode
 
 pytestmark = [pytest.mark.nats, pytest.mark.timeout(60)]
@@ -98,13 +99,21 @@ async def test_a_function_may_print_and_learns_no_addresses(service: Rig) -> Non
     assert event.row.value == struct.pack("<2d", 0.0, 0.0)
 
 
-async def test_many_sessions_of_one_blocking_function_cost_three_deadlines(service: Rig) -> None:
-    service.know(BLOCKS_TOO)
+async def test_of_many_sessions_of_one_blocking_function_only_those_that_were_tried_fail(
+    service: Rig,
+) -> None:
+    service.know(BLOCKS_TOO, ADDS)
     start = time.monotonic()
-    await service.send([BLOCKS_TOO[0]] * 100)
-    found = await service.missing(100)
+    await service.send([BLOCKS_TOO[0]] * 100 + [ADDS[0]])
+    assert [e.rows for e in await service.scored(1)] == [1]  # whoever stands beside them
+    found = await service.missing(FAULTS_MAX)
+    assert set(found) == {session(n) for n in range(FAULTS_MAX)}
     assert {e.fact.code for e in found.values()} == {"reward_deadline"}
-    assert time.monotonic() - start < 60  # and not a hundred of them
+    assert time.monotonic() - start < 60  # and not a hundred deadlines
+    await service.send([BLOCKS_TOO[0]] * 3, "b", step=1)  # of other sessions, while the spec rests
+    await service.send([ADDS[0]], "c", step=2)
+    await service.scored(2)
+    assert len(await service.messages("reward.missing", FAULTS_MAX)) == FAULTS_MAX
 
 
 async def test_a_tick_that_is_sent_again_gives_the_same_facts(service: Rig) -> None:
@@ -141,6 +150,16 @@ async def test_a_spec_that_is_late_is_waited_for(service: Rig) -> None:
     await service.send([late[0]])
     await service.logged("again in 0.4 s: SpecMissing")  # the second delivery
     service.know(late)
+    assert [e.rows for e in await service.scored(1)] == [1]
+
+
+async def test_a_spec_that_never_comes_ends_the_sessions_that_name_it(service: Rig) -> None:
+    service.know(ADDS)
+    never = spec_of("def score(t, services):\n    return 8\n")
+    await service.send([never[0], ADDS[0]])
+    (notice,) = (await service.missing(1)).values()
+    assert (notice.fact.session_id, notice.fact.code) == (session(0), "spec_not_found")
+    assert notice.fact.fatal
     assert [e.rows for e in await service.scored(1)] == [1]
 
 

@@ -13,6 +13,10 @@ class ObjectStoreError(Exception):
     """The store cannot do what was asked. Says which blob and why."""
 
 
+class BlobNotFound(ObjectStoreError):
+    """The store is there, and the blob is not."""
+
+
 class ObjectStore:
     """Blobs in a directory (`file:///...`), two levels deep by the head of their key."""
 
@@ -55,10 +59,16 @@ class ObjectStore:
         """The bytes of a blob.
 
         Raises:
-            ObjectStoreError: it is not there, or its bytes do not match its name.
+            BlobNotFound: it is not there.
+            ObjectStoreError: the store is not there, or the bytes do not match the name.
         """
         try:
             data = self._path(key).read_bytes()
+        except FileNotFoundError as error:
+            # A directory that is not mounted has no blobs either, but it comes back.
+            if self._root.is_dir():
+                raise BlobNotFound(f"blob {key[:12]} is not in {self._root}") from error
+            raise ObjectStoreError(f"the object store {self._root} is not there") from error
         except OSError as error:
             raise ObjectStoreError(f"blob {key[:12]} cannot be read: {error}") from error
         if hashlib.sha256(data).hexdigest() != key:

@@ -8,12 +8,12 @@ import sys
 import uvloop
 
 from dsec.platform.app import ServiceApp, stop_on_signals
-from dsec.platform.bus import Bus, BusError
+from dsec.platform.bus import Bus, BusError, Message
 from dsec.platform.clock import utc_now
 from dsec.platform.log import LogReader
 from dsec.platform.objects import ObjectStore
 from dsec.platform.settings import configure_logging
-from dsec.reward.effects import Specs, SpecSource, blob_source, spec_source
+from dsec.reward.effects import Patience, Specs, SpecSource, blob_source, spec_source
 from dsec.reward.handlers import CONSUMER, Rewarder
 from dsec.reward.isolation import Isolation
 from dsec.reward.settings import RewardSettings
@@ -31,7 +31,8 @@ async def serve(settings: RewardSettings) -> int:
     url = settings.object_store_url
     objects = ObjectStore(url) if url else None
     try:
-        return await score_until_stopped(settings, spec_source(log_reader, objects), objects)
+        source = spec_source(log_reader, objects, settings.reward_spec_wait_s)
+        return await score_until_stopped(settings, source, objects)
     finally:
         await log_reader.close()
 
@@ -46,10 +47,15 @@ async def score_until_stopped(
     functions = Isolation(settings.reward_deadline_s, settings.reward_memory_bytes_max)
     try:
         await bus.ensure_stream()
-        specs = Specs(
-            source, wait_s=settings.reward_spec_wait_s, kept_max=settings.reward_specs_max
-        )
-        rewarder = Rewarder(bus, specs, functions, blob_source(objects), settings, utc_now)
+        patience = Patience(settings.reward_absent_s_max)
+        specs = Specs(source, patience=patience, kept_max=settings.reward_specs_max)
+        blobs = blob_source(objects, patience)
+        rewarder = Rewarder(bus, specs, functions, blobs, settings, utc_now)
+
+        async def on_session_stepped(message: Message) -> None:
+            specs.position = message.sequence
+            await rewarder.on_session_stepped(message)
+
         app = ServiceApp(
             bus,
             settings.nats_url,
@@ -57,9 +63,7 @@ async def score_until_stopped(
             stop_s_max=settings.reward_stop_s_max,
             ack_wait_s=settings.reward_ack_wait_s,
         )
-        await app.handle(
-            CONSUMER, subjects.every(SessionStepped.event_name()), rewarder.on_session_stepped
-        )
+        await app.handle(CONSUMER, subjects.every(SessionStepped.event_name()), on_session_stepped)
         await app.run(stop)
     except BusError as error:
         log.error("starting anew: %s", error)

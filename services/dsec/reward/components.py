@@ -23,6 +23,8 @@ Code = Literal[
     "reward_deadline",
     "reward_crashed",
     "step_malformed",
+    "spec_not_found",
+    "blob_not_found",
 ]
 
 

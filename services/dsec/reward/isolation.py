@@ -7,9 +7,9 @@ The rules, for rows whose functions misbehave:
   may die for reasons of the machine's; at the second death it is `reward_crashed`.
 * All other rows of the message are scored as if nothing had happened, in the new process: functions
   depend on their transition alone, so scoring a row twice changes nothing.
-* A spec with `FAULTS_MAX` such rows in a row is not tried again for `FAULT_REST_S`: its rows get
-  the code of the last one at once. Or a thousand sessions of one broken function would cost a
-  deadline each, one after the other.
+* A spec with `FAULTS_MAX` such rows in a row rests for `FAULT_REST_S`, or a thousand sessions of
+  one broken function would keep all others waiting for a deadline each. Only a row that was tried
+  can be at fault: those that were not are `Untried`, and their lane asks for them again.
 
 The service itself neither hangs nor restarts, and a message that was half done when *the service*
 died needs no special care on redelivery.
@@ -28,6 +28,7 @@ import tempfile
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 
+from dsec.reward.effects import Lost
 from dsec.reward.frames import (
     FRAME_BYTES_MAX,
     LENGTH,
@@ -51,6 +52,16 @@ SPECS_MAX = 256
 FAULTS_MAX = 3
 FAULT_REST_S = 60.0
 ROW_DEATHS_MAX = 2
+
+
+class Untried(bytes):
+    """In place of the outcome of a row that was not tried: neither a reward nor a notice.
+
+    The message is not asked for again: the rows beside this one get their rewards now, under ids
+    that are made from the message's, and what a second delivery published under the same ids would
+    be dropped by the bus as a duplicate. The lane asks again for what was not answered in time,
+    under an id of its own.
+    """
 
 
 class ScoringUnavailable(Exception):
@@ -197,11 +208,11 @@ class Isolation:
         Raises:
             ScoringUnavailable: no process could be started.
         """
-        outcomes: list[Outcome | None] = [None] * len(tasks)
+        outcomes: list[Outcome | None] = [_lost(task) for task in tasks]
         deaths: dict[int, int] = {}
-        groups = deque([list(range(len(tasks)))])
+        groups = deque([[n for n, outcome in enumerate(outcomes) if outcome is None]])
         while groups:
-            group = self._refused(groups.popleft(), tasks, outcomes)
+            group = self._awake(groups.popleft(), tasks)
             if not group:
                 continue
             try:
@@ -213,7 +224,9 @@ class Isolation:
                 outcomes[n] = outcome
                 if deaths.get(n) is None:
                     self._faults.pop(tasks[n].spec, None)
-        return [outcome for outcome in outcomes if outcome is not None]
+        if untried := outcomes.count(None):
+            log.warning("%d of %d rows not tried: their specs rest", untried, len(outcomes))
+        return [Untried() if outcome is None else outcome for outcome in outcomes]
 
     async def _attempt(self, tasks: Sequence[Task], contents: Mapping[str, bytes]) -> list[Outcome]:
         if self._process is None:
@@ -267,19 +280,22 @@ class Isolation:
             self._faults.popitem(last=False)
         return failure
 
-    def _refused(
-        self, group: list[int], tasks: Sequence[Task], outcomes: list[Outcome | None]
-    ) -> list[int]:
-        """The rows to try; those of specs that are not tried for now get their outcome."""
+    def _awake(self, group: list[int], tasks: Sequence[Task]) -> list[int]:
+        """The rows to try now: those whose specs do not rest."""
         if not self._faults:
             return group
         now = asyncio.get_running_loop().time()
-        resting = {
-            spec: failure
-            for spec, (count, since, failure) in self._faults.items()
-            if count >= FAULTS_MAX and now - since < FAULT_REST_S
-        }
-        for n in group:
-            if tasks[n].spec in resting:
-                outcomes[n] = resting[tasks[n].spec]
-        return [n for n in group if outcomes[n] is None]
+        for spec, (count, since, failure) in list(self._faults.items()):
+            if count >= FAULTS_MAX and now - since >= FAULT_REST_S:
+                del self._faults[spec]
+                log.info("reward spec %s is tried again, after %s", spec, failure.code)
+        resting = {spec for spec, (count, _, _) in self._faults.items() if count >= FAULTS_MAX}
+        return [n for n in group if tasks[n].spec not in resting]
+
+
+def _lost(task: Task) -> Failure | None:
+    """Why a row cannot be scored by anybody: a blob that it needs is gone."""
+    for observation in (task.observation, task.next_observation):
+        if type(observation) is Lost:
+            return Failure("blob_not_found", observation.decode())
+    return None

@@ -25,7 +25,10 @@ class RewardSettings(Settings):
     reward_specs_max: Annotated[int, Field(ge=1)] = 256
     """Specs kept in memory."""
     reward_spec_wait_s: Annotated[float, Field(ge=0)] = 10.0
-    """How long one delivery waits for a spec to be in the log."""
+    """How long one delivery waits for the recorder to come to its position."""
+    reward_absent_s_max: Annotated[float, Field(ge=0)] = 60.0
+    """What a log that has got to the step, or a store that is up, has not had for so long is
+    `spec_not_found` or `blob_not_found`. A log or store that is away is waited for, for ever."""
     reward_retry_s_min: Annotated[float, Field(gt=0)] = 0.2
     """The first wait before a message that could not be handled is delivered again."""
     reward_retry_s_max: Annotated[float, Field(gt=0)] = 30.0

@@ -1,0 +1,146 @@
+"""What is away is waited for, for ever; what is absent is a fact after a while."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.reward.conftest import ENV_SPEC, spec_of, step_fact
+
+from dsec.platform.log import LogBehind, SpecContent
+from dsec.platform.objects import BlobNotFound, ObjectStore, ObjectStoreError
+from dsec.reward.effects import (
+    BlobMissing,
+    Lost,
+    Patience,
+    SpecMissing,
+    Specs,
+    blob_source,
+    resolved,
+    spec_source,
+)
+from dsec.reward.frames import Failure, Task
+from dsec.reward.isolation import FAULTS_MAX, Isolation, Untried
+from dsec.session.observations import reference
+
+ABSENT_S_MAX = 60.0
+KEY = "0" * 64
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Log:
+    """A log that stands at a floor and has some specs."""
+
+    def __init__(self, floor: int, **specs: SpecContent) -> None:
+        self.at = floor
+        self.specs = specs
+
+    async def spec(self, spec_hash: str) -> SpecContent | None:
+        return self.specs.get(spec_hash)
+
+    async def wait_floor(self, sequence: int, timeout_s: float) -> None:
+        if self.at < sequence:
+            raise LogBehind(f"the log has not come to {sequence}")
+
+
+def specs_of(log: Log, clock: Clock, objects: ObjectStore | None = None) -> Specs:
+    source = spec_source(log, objects, 0.0)  # type: ignore[arg-type]
+    made = Specs(source, patience=Patience(ABSENT_S_MAX, clock), kept_max=4)
+    made.position = 7
+    return made
+
+
+async def test_a_spec_that_the_log_has_passed_is_absent_after_a_while() -> None:
+    clock, log = Clock(), Log(7)
+    specs = specs_of(log, clock)
+    for clock.now in (0.0, ABSENT_S_MAX - 1):
+        with pytest.raises(SpecMissing, match="has got to position 7"):
+            await specs.get("x")
+    clock.now = ABSENT_S_MAX
+    error = (await specs.get("x")).error
+    assert error is not None
+    assert error.code == "spec_not_found"
+    log.specs["x"] = SpecContent("x", "reward", ENV_SPEC[1], None)
+    assert (await specs.get("x")).is_env, "what turns up after all is used"
+
+
+async def test_a_log_that_is_behind_is_waited_for_for_ever() -> None:
+    clock = Clock()
+    specs = specs_of(Log(6), clock)
+    for clock.now in (0.0, 100 * ABSENT_S_MAX):
+        with pytest.raises(LogBehind):
+            await specs.get("x")
+
+
+async def test_a_large_spec_whose_blob_is_not_in_the_store(tmp_path: Path) -> None:
+    clock = Clock()
+    specs = specs_of(
+        Log(7, x=SpecContent("x", "reward", b"", KEY)), clock, ObjectStore(tmp_path.as_uri())
+    )
+    with pytest.raises(BlobMissing):
+        await specs.get("x")
+    clock.now = ABSENT_S_MAX
+    error = (await specs.get("x")).error
+    assert error is not None
+    assert error.code == "blob_not_found"
+
+
+def test_a_store_that_is_away_is_no_store_without_the_blob(tmp_path: Path) -> None:
+    store = ObjectStore((tmp_path / "objects").as_uri())
+    key = store.put(b"x")
+    with pytest.raises(BlobNotFound):
+        store.get(KEY)
+    shutil.rmtree(tmp_path / "objects")
+    with pytest.raises(ObjectStoreError) as caught:
+        store.get(key)
+    assert not isinstance(caught.value, BlobNotFound)
+
+
+@pytest.mark.parametrize("configured", [True, False])
+async def test_a_row_whose_observation_is_gone_has_no_reward(
+    tmp_path: Path, configured: bool
+) -> None:
+    clock = Clock()
+    store = ObjectStore(tmp_path.as_uri()) if configured else None
+    get = blob_source(store, Patience(ABSENT_S_MAX, clock))
+    recorded = reference(KEY, 9)
+    with pytest.raises(BlobMissing):
+        resolved(recorded, get)
+    clock.now = ABSENT_S_MAX
+    gone = resolved(recorded, get)
+    assert type(gone) is Lost
+    functions = Isolation(1.0, 1 << 30)
+    (outcome,) = await functions.score([Task("x", step_fact(), b"", gone)], {})
+    assert isinstance(outcome, Failure)
+    assert outcome.code == "blob_not_found"
+    assert ("DSEC_OBJECT_STORE_URL" in outcome.message) is not configured
+
+
+async def test_a_spec_that_rested_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    crashes, good = (
+        spec_of(f"import os\ndef score(t, services):\n    {body}\n")
+        for body in ("os._exit(3)", "return 1.0")
+    )
+    contents = dict([crashes, good])
+    functions = Isolation(5.0, 1 << 30)
+    tasks = [Task(s[0], step_fact(n=n), b"", b"") for n, s in enumerate([crashes] * 4 + [good])]
+    try:
+        *first, other = await functions.score(tasks, contents)
+        assert sum(isinstance(o, Failure) for o in first) == FAULTS_MAX
+        assert [type(o) for o in first].count(Untried) == 1
+        assert type(other) is bytes
+        assert [type(o) for o in await functions.score(tasks[3:4], contents)] == [Untried]
+        monkeypatch.setattr("dsec.reward.isolation.FAULT_REST_S", 0.0)
+        (late,) = await functions.score(tasks[3:4], contents)
+        assert isinstance(late, Failure)
+    finally:
+        await functions.close()
