@@ -2,7 +2,8 @@
 
 Bits may depend on the number of threads and on the hash seed, which only a new process can have
 as workers have them; and user code that crashes takes this process with it and nothing else. It
-reads session ids from standard input, a line each, and writes a JSON line for each.
+reads from standard input where the log is, then session ids, a line each, and writes a JSON line
+for each: in the environment or among the arguments, user code could read the log's password.
 """
 
 from __future__ import annotations
@@ -11,21 +12,19 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, TextIO
 from uuid import UUID
 
-from dsec.client.plain import plain
 from dsec.client.told import last_line
+from dsec.client.verdicts import end_of, unverified, verdict_json
 from dsec.platform import virtual
-from dsec.platform.interposition import TorchInterposition, interposition_for
+from dsec.platform.interposition import interposition_for, interposition_of
 from dsec.platform.log import LogReader, LogRow
 from dsec.platform.objects import ObjectStore
-from dsec.platform.settings import Settings, configure_logging
-from dsec.platform.virtual_torch import uses_torch
+from dsec.platform.settings import configure_logging
 from dsec.replay.verify import Verdict, request_of, session_config, verify
-from dsec.reward.score import RewardError, Scorer, load_scorer
-from dsec.session.code import CodeNamespace
-from dsec.session.machine import Interposition, PlainInterposition
+from dsec.reward.score import RewardError, Score, Scorer, load_scorer
 from dsec.session.program import Program, ProgramError, load_program
 from dsec.session.rerun import Divergence
 from dsec_contracts import SYSTEM_SESSION, keys
@@ -47,15 +46,12 @@ class Verifier:
         rows = await self._log.rows(session_id)
         request = request_of(rows)
         if request is None:
-            return _answer(session_id, error="the log has no such session")
+            return unverified(session_id, "the log has no such session")
         try:
             program = await self._program(request.agent_spec, request.env_spec)
         except ProgramError as error:
-            return _unloadable(session_id, rows, error)
-        try:
-            scorer = await self._scorer(request.reward_fn_hash)
-        except RewardError as error:
-            return _answer(session_id, error=f"the reward function: {last_line(str(error))}")
+            return verdict_json(session_id, _unloadable(rows, error), end_of(rows))
+        scorer = await self._scorer(request.reward_fn_hash)
         verdict = verify(
             rows,
             program,
@@ -64,7 +60,7 @@ class Verifier:
             interposition=interposition_for(program),
             get_blob=self._objects.get if self._objects is not None else None,
         )
-        return _answer(session_id, verdict)
+        return verdict_json(session_id, verdict, end_of(rows))
 
     async def _program(self, agent: str, env: str) -> Program:
         if (agent, env) not in self._programs:
@@ -75,8 +71,7 @@ class Verifier:
 
     async def _scorer(self, spec_hash: str) -> Scorer:
         if spec_hash not in self._scorers:
-            content = await self._content(spec_hash)
-            self._scorers[spec_hash] = load_scorer(spec_hash, content, _interpose)
+            self._scorers[spec_hash] = guarded(spec_hash, await self._content(spec_hash))
         return self._scorers[spec_hash]
 
     async def _content(self, spec_hash: str) -> bytes:
@@ -105,54 +100,67 @@ class Verifier:
         return self._objects.get(key)
 
 
-def _interpose(code: CodeNamespace) -> Interposition:
-    return TorchInterposition() if uses_torch(code) else PlainInterposition()
+class _Guarded(Scorer):
+    """A scorer whose every failure, of loading too, is a reward that cannot be had.
+
+    It is found where it is compared with the record: a function that did not load when the session
+    ran does not load now, and that is no difference.
+    """
+
+    def __init__(self, load: Callable[[], Scorer]) -> None:
+        self._scorer: Scorer | None = None
+        self._refusal: RewardError | None = None
+        try:
+            self._scorer = load()
+        except RewardError as error:
+            self._refusal = error
+        except BaseException as error:  # noqa: BLE001 - SystemExit too: it is user code's
+            self._refusal = RewardError("reward_load_failed", repr(error))
+        self.needs_prior = self._scorer is not None and self._scorer.needs_prior
+
+    def score(
+        self, step_fact: bytes, observation: bytes | None, next_observation: bytes | None
+    ) -> Score:
+        """See `Scorer`."""
+        if self._scorer is None:
+            assert self._refusal is not None
+            raise self._refusal
+        try:
+            return self._scorer.score(step_fact, observation, next_observation)
+        except RewardError as error:
+            raise RewardError(error.code, last_line(error.message)) from error
+        except BaseException as error:  # SystemExit too: it is user code's
+            raise RewardError("reward_raised", repr(error)) from error
 
 
-def _unloadable(session_id: UUID, rows: list[LogRow], error: ProgramError) -> dict[str, Any]:
+def guarded(spec_hash: str, content: bytes) -> Scorer:
+    """The scorer of a reward spec, as the scoring process has it; never raises but `RewardError`,
+    and that only when it scores."""
+    return _Guarded(lambda: load_scorer(spec_hash, content, interposition_of))
+
+
+def _unloadable(rows: list[LogRow], error: ProgramError) -> Verdict:
     """Code that does not load now: the same as recorded if that is how the session ended."""
-    ends = (decode(row.fact) for row in rows if row.kind == "session.ended")
-    ended: dict[str, Any] = next(ends, {})
+    ended = end_of(rows) or {}
     if ended.get("code") == error.code:
-        return _answer(session_id, Verdict(0, None, None, 0, True))
+        return Verdict(0, None, None, 0, True)
     divergence = Divergence(None, error.field, ended.get("code"), f"{error.code}: {error}")
-    return _answer(session_id, Verdict(0, divergence, None, 0, False))
-
-
-def _answer(
-    session_id: UUID, verdict: Verdict | None = None, *, error: str | None = None
-) -> dict[str, Any]:
-    first = verdict.first_divergence if verdict is not None else None
-    return {
-        "session_id": str(session_id),
-        "ok": verdict is not None and verdict.ok,
-        "steps": verdict.steps if verdict is not None else 0,
-        "reward_ok": verdict.reward_ok if verdict is not None else None,
-        "rewards_compared": verdict.rewards_compared if verdict is not None else 0,
-        "complete": verdict is not None and verdict.complete,
-        "first_divergence": None
-        if first is None
-        else {
-            "step": first.step,
-            "field": first.field,
-            "expected": plain(first.expected),
-            "actual": plain(first.actual),
-        },
-        "error": error,
-    }
+    return Verdict(0, divergence, None, 0, False)
 
 
 async def _serve(answers: TextIO) -> None:
-    settings = Settings()
-    log = await LogReader.connect(settings.database_url)
-    verifier = Verifier(log, settings.object_store_url)
+    where = json.loads(sys.stdin.readline())
+    log = await LogReader.connect(where["database_url"])
+    verifier = Verifier(log, where["object_store_url"])
+    answers.write("ready\n")
+    answers.flush()
     try:
         for line in sys.stdin:
             session_id = UUID(line.strip())
             try:
                 answer = await verifier.verify(session_id)
-            except (LookupError, ValueError) as error:
-                answer = _answer(session_id, error=str(error))
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the next one may be verified
+                answer = unverified(session_id, str(error) or repr(error))
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
     finally:

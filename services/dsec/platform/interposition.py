@@ -9,6 +9,7 @@ from __future__ import annotations
 from dsec.platform.virtual_torch import torch_enter, torch_exit, uses_torch
 from dsec.session import chance as chances
 from dsec.session.chance import Chance
+from dsec.session.code import CodeNamespace
 from dsec.session.machine import Interposition, PlainInterposition
 from dsec.session.program import Program
 
@@ -33,4 +34,9 @@ _TORCH = TorchInterposition()
 
 def interposition_for(program: Program) -> Interposition:
     """The cheapest interposition that keeps a program's sessions apart."""
-    return _TORCH if any(uses_torch(code) for code in program.namespaces) else _PLAIN
+    return interposition_of(*program.namespaces)
+
+
+def interposition_of(*namespaces: CodeNamespace) -> Interposition:
+    """The cheapest interposition for loaded code. Scoring and verification must use the same."""
+    return _TORCH if any(uses_torch(code) for code in namespaces) else _PLAIN

@@ -28,6 +28,7 @@ import tempfile
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 
+from dsec.platform.user_environment import without_secrets
 from dsec.reward.effects import Lost
 from dsec.reward.frames import (
     FRAME_BYTES_MAX,
@@ -91,8 +92,6 @@ class _Process:
         with tempfile.TemporaryFile() as file:
             file.truncate(PROGRESS.size)
             progress = mmap.mmap(file.fileno(), PROGRESS.size)
-            # No address of a server for user code; hash order and time zone fixed for all.
-            kept = {k: v for k, v in os.environ.items() if not k.startswith("DSEC_")}
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -102,7 +101,8 @@ class _Process:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 pass_fds=(file.fileno(),),
-                env={**kept, "PYTHONHASHSEED": "0", "TZ": "UTC"},
+                # Hash order and time zone fixed for all.
+                env={**without_secrets(os.environ), "PYTHONHASHSEED": "0", "TZ": "UTC"},
                 start_new_session=True,
                 limit=1 << 20,
             )

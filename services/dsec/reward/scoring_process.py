@@ -22,12 +22,9 @@ import sys
 from typing import BinaryIO
 
 from dsec.platform import virtual
-from dsec.platform.interposition import TorchInterposition
-from dsec.platform.virtual_torch import uses_torch
+from dsec.platform.interposition import interposition_of
 from dsec.reward.frames import LENGTH, READY, Failure, Outcome, Task, frame, read_request, reply
 from dsec.reward.score import RewardError, Scorer, load_scorer
-from dsec.session.code import CodeNamespace
-from dsec.session.machine import Interposition, PlainInterposition
 
 _PR_SET_PDEATHSIG = 1
 PROGRESS = struct.Struct("<q")
@@ -68,13 +65,9 @@ class Scorers:
 
     def _load(self, spec: str) -> Scorer | Failure:
         try:
-            return load_scorer(spec, self._content[spec], _interpose)
+            return load_scorer(spec, self._content[spec], interposition_of)
         except RewardError as error:
             return Failure(error.code, error.message)
-
-
-def _interpose(code: CodeNamespace) -> Interposition:
-    return TorchInterposition() if uses_torch(code) else PlainInterposition()
 
 
 def serve(requests: BinaryIO, replies: BinaryIO, progress: mmap.mmap) -> None:

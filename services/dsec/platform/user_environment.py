@@ -1,0 +1,26 @@
+"""The environment of a process that runs user code: nothing in it opens anything.
+
+Where the servers are is not user code's business, and what it prints or sends must not contain a
+password that happened to be exported where the stack was started.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_NAME = re.compile(
+    r"^(DSEC_|PG[A-Z])|SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY",
+    re.IGNORECASE,
+)
+_VALUE = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+"""A URL with a password, whatever the variable is called."""
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """What user code may see of `environment`."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not _NAME.search(name) and not _VALUE.search(value)
+    }
