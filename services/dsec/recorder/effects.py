@@ -48,11 +48,6 @@ class Item:
     reading: Reading
 
 
-def delivery_ordinal(message: Message) -> int:
-    """The consumer's own number for this delivery, from 1, redeliveries included."""
-    return int(message._raw.metadata.sequence.consumer)
-
-
 class Feed:
     """Messages after a floor, in order, each once, however often they are delivered."""
 
@@ -160,9 +155,10 @@ class Feed:
 
     def _take(self, message: Message) -> None:
         self._ordinal += 1
-        ordinal = delivery_ordinal(message)
-        if ordinal != self._ordinal:
-            raise DeliveryGap(f"delivery {ordinal} came where {self._ordinal} was due")
+        if message.consumer_sequence != self._ordinal:
+            raise DeliveryGap(
+                f"delivery {message.consumer_sequence} came where {self._ordinal} was due"
+            )
         if message.sequence == self._floor.sequence:
             self._check_floor(message.time)
         if message.sequence <= self._last:

@@ -33,7 +33,6 @@ from dsec.scheduler.intake import (
     FILTERS,
     Reading,
     Requested,
-    delivery_ordinal,
     read,
     read_heartbeat,
 )
@@ -176,7 +175,7 @@ class Scheduler:
         fresh: list[tuple[Message, Reading]] = []
         for message in messages:
             self._ordinal += 1
-            if delivery_ordinal(message) != self._ordinal:
+            if message.consumer_sequence != self._ordinal:
                 raise DeliveryLost(f"delivery {self._ordinal} of {CONSUMER} went elsewhere")
             if message.sequence > self._position:
                 self._position = message.sequence

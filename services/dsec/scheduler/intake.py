@@ -117,8 +117,3 @@ def read_heartbeat(headers: Mapping[str, str], data: bytes) -> WorkerHeartbeat |
         log.warning("a heartbeat is passed over: %s", str(error).splitlines()[0])
         return None
     return event if isinstance(event, WorkerHeartbeat) else None
-
-
-def delivery_ordinal(message: Message) -> int:
-    """The consumer's own number for this delivery, from 1, redeliveries included."""
-    return int(message._raw.metadata.sequence.consumer)

@@ -1,0 +1,173 @@
+"""A connection to the bus: what a service holds, and what everything else here is reached by."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from typing import Literal, Self
+
+import nats
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client as NatsClient
+from nats.aio.msg import Msg
+from nats.js import api
+
+from dsec.platform.bus import consumer as consumers
+from dsec.platform.bus.consumer import ACK_WAIT_S, Consumer, ConsumerState
+from dsec.platform.bus.errors import BusUnavailable
+from dsec.platform.bus.lease import Lease
+from dsec.platform.bus.publisher import Publisher
+from dsec.platform.bus.retry import CONNECTING
+from dsec.platform.bus.stream import Stream, StreamOptions, StreamState
+from dsec_contracts import subjects
+
+log = logging.getLogger(__name__)
+
+
+class Bus(Publisher):
+    """A connection to the bus."""
+
+    def __init__(self, nc: NatsClient, name: str) -> None:
+        super().__init__(nc)
+        self._stream = Stream(nc, self._js)
+        self.name = name
+
+    @classmethod
+    async def connect(cls, url: str, name: str) -> Self:
+        """Connect, and stay connected: the client reconnects for ever.
+
+        Raises:
+            BusUnavailable: no server for as long as `CONNECTING` waits.
+        """
+
+        async def on_error(error: Exception) -> None:
+            log.warning("bus: %r", error)
+
+        try:
+            async for attempt in CONNECTING.attempts():
+                with attempt:
+                    nc = await nats.connect(
+                        url,
+                        name=name,
+                        error_cb=on_error,
+                        allow_reconnect=True,
+                        max_reconnect_attempts=-1,
+                        reconnect_time_wait=0.2,
+                        connect_timeout=2,
+                    )
+        except (OSError, nats.errors.Error, TimeoutError) as error:
+            raise BusUnavailable(
+                f"no NATS server answers at {_without_secret(url)} within "
+                f"{CONNECTING.wait_s_max:.0f} s ({error!r}): "
+                "is it running, and is DSEC_NATS_URL right?"
+            ) from error
+        return cls(nc, name)
+
+    async def close(self) -> None:
+        """Flush and close."""
+        with contextlib.suppress(nats.errors.Error, TimeoutError):
+            await asyncio.wait_for(self._nc.flush(), 2)
+        await self._nc.close()
+
+    @property
+    def connected(self) -> bool:
+        """Whether a server is connected now."""
+        return bool(self._nc.is_connected)
+
+    # -- the stream ----------------------------------------------------------------------------
+
+    async def ensure_stream(self, options: StreamOptions | None = None) -> None:
+        """Make the stream, or bring the live one to our settings, field by field.
+
+        Raises:
+            BusError: a setting that cannot be changed differs.
+        """
+        await self._stream.ensure(options or StreamOptions())
+
+    async def stream_state(self) -> StreamState:
+        """What the stream holds."""
+        return await self._stream.state()
+
+    async def message_time(self, sequence: int) -> datetime | None:
+        """When the message at a sequence came in, whatever its subject; None: there is none."""
+        return await self._stream.message_time(sequence)
+
+    async def last_sequence(self, subject: str) -> int:
+        """The sequence of the last message on a subject; 0 if there is none."""
+        return await self._stream.last_sequence(subject)
+
+    async def purge(self, subject_filter: str, before_sequence: int) -> None:
+        """Remove the messages of a subject filter that lie before a sequence."""
+        await self._stream.purge(subject_filter, before_sequence)
+
+    # -- consuming -----------------------------------------------------------------------------
+
+    async def consumer(
+        self,
+        name: str,
+        filters: list[str],
+        *,
+        start_sequence: int | None = None,
+        ack_wait_s: float = ACK_WAIT_S,
+        max_ack_pending: int = 10_000,
+        ack: Literal["explicit", "all", "none"] = "explicit",
+        inactive_s: float | None = None,
+    ) -> Consumer:
+        """Bind to a durable consumer, made if need be, compared field by field if it exists.
+
+        Args:
+            start_sequence: where a new one begins; None: at the first message there is.
+            inactive_s: the server removes it after this long without a client (lanes: a lane dies
+                with its worker).
+
+        Raises:
+            BusError: an existing one differs in a setting that cannot be changed.
+        """
+        config = api.ConsumerConfig(
+            durable_name=name,
+            filter_subjects=filters,
+            ack_policy=api.AckPolicy(ack),
+            ack_wait=ack_wait_s if ack != "none" else None,
+            max_ack_pending=max_ack_pending if ack != "none" else None,
+            deliver_policy=(
+                api.DeliverPolicy.ALL
+                if start_sequence is None
+                else api.DeliverPolicy.BY_START_SEQUENCE
+            ),
+            opt_start_seq=start_sequence,
+            inactive_threshold=inactive_s,
+        )
+        return await consumers.bind(self._js, name, config)
+
+    async def delete_consumer(self, name: str) -> None:
+        """Remove a durable; nothing happens if it is not there."""
+        with contextlib.suppress(nats.js.errors.NotFoundError):
+            await self._js.delete_consumer(subjects.STREAM, name)
+
+    async def consumers(self) -> list[ConsumerState]:
+        """Where every durable of the stream stands."""
+        return await consumers.states(self._js)
+
+    async def listen(
+        self, subject: str, callback: Callable[[Mapping[str, str], bytes], Awaitable[None]]
+    ) -> None:
+        """Hear transient messages (heartbeats)."""
+
+        async def on_message(raw: Msg) -> None:
+            await callback(raw.headers or {}, raw.data)
+
+        await self._nc.subscribe(subject, cb=on_message)
+
+    async def lease(self, key: str, holder: str, ttl_s: float) -> Lease:
+        """A lease on `key` that runs out `ttl_s` after its last renewal."""
+        return await Lease.open(self._js, key, holder, ttl_s)
+
+
+def _without_secret(url: str) -> str:
+    """A URL as it may be shown: without user and password."""
+    scheme, separator, rest = url.rpartition("://")
+    return scheme + separator + rest.rpartition("@")[2]
