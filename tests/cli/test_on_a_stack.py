@@ -160,9 +160,15 @@ def test_specs_metrics_and_status(stack: RunningStack, equal: list[str]) -> None
 
 
 def test_a_second_stack_on_the_directory_is_refused(stack: RunningStack) -> None:
+    log = stack.state_dir / "logs" / "up.log"
+    before = log.read_bytes()
     said = stack.dsec("up", "--detach", exit_code=1).stderr
     assert "already up" in said
+    assert "`dsec status`" in said
+    assert "`dsec down`" in said
+    assert "whole story" not in said
     assert len(said.strip().splitlines()) == 1
+    assert log.read_bytes() == before, "the running stack's own log is left alone"
 
 
 def test_cancel(stack: RunningStack) -> None:

@@ -26,6 +26,12 @@ from dsec.platform.stack import (
 
 STOP_WAIT_S = 60.0
 READY = "ready"
+URL_VARIABLES = {
+    name: f"DSEC_UP_{name.upper()}" for name in ("nats_url", "database_url", "object_store_url")
+}
+"""Options that may hold a password, and where else they may be given: everybody on a machine can
+read a process's arguments, and only its owner its environment. They are not the variables that
+clients read, or `up` would take a client's servers for the ones to use."""
 
 state_dir_option = click.option(
     "--state-dir",
@@ -38,9 +44,24 @@ state_dir_option = click.option(
 @click.option("--detach", is_flag=True, help="Return when it is up; `dsec down` stops it.")
 @state_dir_option
 @click.option("--workers", type=click.IntRange(1, 256), help="Worker processes.  [default: 1]")
-@click.option("--nats-url", help="Use this NATS server instead of starting one.")
-@click.option("--database-url", help="Use this PostgreSQL instead of starting one.")
-@click.option("--object-store-url", help="Use this object store (file:///directory).")
+@click.option(
+    "--nats-url",
+    envvar=URL_VARIABLES["nats_url"],
+    show_envvar=True,
+    help="Use this NATS server instead of starting one.",
+)
+@click.option(
+    "--database-url",
+    envvar=URL_VARIABLES["database_url"],
+    show_envvar=True,
+    help="Use this PostgreSQL instead of starting one.",
+)
+@click.option(
+    "--object-store-url",
+    envvar=URL_VARIABLES["object_store_url"],
+    show_envvar=True,
+    help="Use this object store (file:///directory).",
+)
 @click.option("--nats-port", type=click.IntRange(1, 65535), help="For the embedded NATS.")
 @click.option("--postgres-port", type=click.IntRange(1, 65535), help="For the embedded PostgreSQL.")
 @click.option(
@@ -99,19 +120,18 @@ def _write(descriptor: int, word: str) -> None:
 def _up_detached(chosen: dict[str, Any], as_json: bool) -> None:
     """Run `up` in a process of its own that outlives this one, and wait until it is up."""
     state_dir: Path = chosen["state_dir"]
+    _refuse_second(state_dir)
     try:
         (state_dir / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Refused(f"{state_dir} cannot be made: {error.strerror or error}") from error
     log_path = state_dir / "logs" / "up.log"
     read_end, write_end = os.pipe()
-    argv = [sys.executable, "-m", "dsec.cli", "up", "--ready-fd", str(write_end)]
-    for name, value in chosen.items():
-        if value is not None:
-            argv += [f"--{name.replace('_', '-')}", str(value)]
+    argv, env = _detached_command(chosen, write_end)
     with log_path.open("wb") as log_file:
         child = subprocess.Popen(
             argv,
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=log_file,
             stderr=log_file,
@@ -127,6 +147,29 @@ def _up_detached(chosen: dict[str, Any], as_json: bool) -> None:
         reason = told[-1].removeprefix("Error: ") if told else "it said nothing"
         raise Refused(f"{reason} (the whole story is in {log_path})")
     _say_up(state_dir, as_json)
+
+
+def _refuse_second(state_dir: Path) -> None:
+    supervisor = stack_status(state_dir).supervisor
+    if supervisor is not None and supervisor.alive:
+        raise Refused(
+            f"A stack is already up on {state_dir} (process {supervisor.pid}): use it, `dsec "
+            "status` shows what runs; or stop it with `dsec down`"
+        )
+
+
+def _detached_command(chosen: dict[str, Any], ready_fd: int) -> tuple[list[str], dict[str, str]]:
+    """Arguments and environment of the process that runs `up`."""
+    argv = [sys.executable, "-m", "dsec.cli", "up", "--ready-fd", str(ready_fd)]
+    env = dict(os.environ)
+    for name, value in chosen.items():
+        if value is None:
+            continue
+        if name in URL_VARIABLES:
+            env[URL_VARIABLES[name]] = str(value)
+        else:
+            argv += [f"--{name.replace('_', '-')}", str(value)]
+    return argv, env
 
 
 def _say_up(state_dir: Path, as_json: bool) -> None:
