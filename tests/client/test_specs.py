@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsec.client.check import check_env, check_spec
+from dsec.client.local_imports import local_imports
 from dsec.client.specs import SealedSpec, read_reward, read_session, read_spec
 from dsec.client.yaml_file import SpecFileError
 from dsec.session.documents import unseal
@@ -70,6 +71,45 @@ def test_a_hash_pins_the_code(folder: Path) -> None:
     after = read_session(folder / "session.yaml").hashes()
     assert after[0] != before[0]
     assert after[1] == before[1], "an environment without code of its own ships none"
+
+
+def test_a_reward_ships_what_it_imports_and_nothing_else(folder: Path) -> None:
+    for place, text in {
+        "reward.py": "import dsec, math, shaping\nfrom parts import near\n"
+        "@dsec.reward()\ndef score(t, services):\n    import late.inner as l\n    return 1.0\n",
+        "shaping.py": "import scale\n",
+        "scale.py": "import shaping\n",  # a circle
+        "parts/__init__.py": "from .base import *\n",
+        "parts/near.py": "from . import far\nfrom .. import agent\n",
+        "parts/far.py": "",
+        "parts/base/__init__.py": "__all__ = ['one']\n",
+        "parts/base/one.py": "",
+        "parts/unused.py": "",
+        "late/inner.py": "",
+        "math/readme.txt": "",  # a folder, and no package
+        "unused.py": "import reward\n",
+    }.items():
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / place).write_text(text)
+    assert local_imports(folder, "reward.py") == [
+        "late/inner.py",
+        "parts/__init__.py",
+        "parts/base/__init__.py",
+        "parts/base/one.py",
+        "parts/far.py",
+        "parts/near.py",
+        "reward.py",
+        "scale.py",
+        "shaping.py",
+    ]
+    (folder / "parts/near.py").write_text("from . import far\n")
+    before = read_reward("reward.py:score", folder)
+    assert sorted(before.files) == local_imports(folder, "reward.py")
+    for place, changes in (("agent.py", False), ("unused.py", False), ("scale.py", True)):
+        (folder / place).write_text((folder / place).read_text() + "# edited\n")
+        after = read_reward("reward.py:score", folder)
+        assert (after.spec_hash != before.spec_hash) is changes, place
+    assert after.document.entry == "reward.py:score"
 
 
 def test_one_file_may_hold_all_documents(folder: Path) -> None:

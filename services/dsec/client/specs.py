@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from dsec.client.code_files import collect
+from dsec.client.local_imports import local_imports
 from dsec.client.told import code_sentence
 from dsec.client.yaml_file import SpecFileError, read_documents
 from dsec.session.code import CodeNamespace
@@ -219,8 +220,8 @@ def _sealed(kind: str, document: Any, folder: Path, where: str) -> SealedSpec:
 def read_reward(entry: str, folder: Path, where: str = "reward") -> SealedSpec:
     """The sealed spec of `env`, `reward.py:function` or `module:function`.
 
-    The file's own directory is what its code is collected from; weights and `per` come from the
-    decorated function, so the code is loaded once here.
+    What travels is that file and what it imports from its own directory; weights and `per` come
+    from the decorated function, so the code is loaded once here.
     """
     if entry == "env":
         return _sealed("reward", RewardDocument(entry="env"), folder, where)
@@ -230,14 +231,16 @@ def read_reward(entry: str, folder: Path, where: str = "reward") -> SealedSpec:
             f"{where}: reward: {entry!r} must be `env`, FILE.py:FUNCTION or MODULE:FUNCTION"
         )
     files: dict[str, bytes] = {}
+    mapping: dict[str, Any] = {}
     if file.endswith(".py"):
         path = folder / file
         if not path.is_file():
             raise SpecFileError(f"{where}: reward: {path} does not exist: correct the path")
         folder, entry = path.parent, f"{path.name}:{name}"
-        files = collect(folder, RewardDocument().code, f"{where}: reward")
+        mapping["code"] = local_imports(folder, path.name)
+        files = collect(folder, mapping["code"], f"{where}: reward")
     weights, per = _decoration(entry, files, where)
-    mapping = {"entry": entry, "weights": weights, "per": per}
+    mapping |= {"entry": entry, "weights": weights, "per": per}
     return _seal("reward", mapping, folder, f"{where}: reward {entry}")
 
 
