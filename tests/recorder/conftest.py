@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import struct
 import time
 import uuid
@@ -192,19 +193,46 @@ def make() -> SimpleNamespace:
     return SimpleNamespace(now=NOW, **{maker.__name__: maker for maker in makers})
 
 
+class Server:
+    """A nats-server of the test's own. It can be stopped, and started as it was some time ago."""
+
+    def __init__(self, folder: Path) -> None:
+        self._options = NatsServerOptions(
+            directory=folder / "nats", log_path=folder / "nats.log", port=free_port(), password="x"
+        )
+        self._saved = folder / "saved"
+        self.url = self._options.url
+
+    async def start(self) -> None:
+        self._child = ChildProcess(nats_server_process(self._options))
+        await self._child.wait_ready()
+
+    async def stop(self) -> None:
+        await self._child.stop()
+
+    async def save(self) -> None:
+        """Remember what it holds now."""
+        await self.stop()
+        shutil.copytree(self._options.directory, self._saved)
+        await self.start()
+
+    async def set_back(self) -> None:
+        """Start it with what it held when it was saved."""
+        await self.stop()
+        shutil.rmtree(self._options.directory)
+        shutil.copytree(self._saved, self._options.directory)
+        await self.start()
+
+
 @pytest.fixture
-async def nats_server(tmp_path: Path) -> AsyncIterator[ChildProcess]:
+async def nats_server(tmp_path: Path) -> AsyncIterator[Server]:
     """A nats-server of the test's own."""
-    options = NatsServerOptions(
-        directory=tmp_path / "nats", log_path=tmp_path / "nats.log", port=free_port(), password="x"
-    )
-    child = ChildProcess(nats_server_process(options))
-    await child.wait_ready()
-    child.url = options.url  # type: ignore[attr-defined]
+    server = Server(tmp_path)
+    await server.start()
     try:
-        yield child
+        yield server
     finally:
-        await child.stop()
+        await server.stop()
 
 
 @pytest.fixture(scope="session")
@@ -230,9 +258,10 @@ def log_url(database_url: str, migrated: str) -> Iterator[str]:
 class Rig:
     """A bus, a database and recorders on them."""
 
-    def __init__(self, bus: Bus, url: str, log_url: str) -> None:
+    def __init__(self, bus: Bus, server: Server, log_url: str) -> None:
         self.bus = bus
-        self.url = url
+        self.server = server
+        self.url = server.url
         self.log_url = log_url
 
     def settings(self, **changes: Any) -> RecorderSettings:
@@ -283,9 +312,9 @@ class Rig:
 
 
 @pytest.fixture
-async def rig(nats_server: Any, log_url: str) -> AsyncIterator[Rig]:
+async def rig(nats_server: Server, log_url: str) -> AsyncIterator[Rig]:
     """A bus with a stream, and a migrated database."""
     bus = await Bus.connect(nats_server.url, "test")
     await bus.ensure_stream()
-    yield Rig(bus, nats_server.url, log_url)
+    yield Rig(bus, nats_server, log_url)
     await bus.close()

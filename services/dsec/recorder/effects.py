@@ -68,17 +68,23 @@ class Feed:
 
     @classmethod
     async def open(cls, bus: Bus, floor: Floor, settings: RecorderSettings) -> Self:
-        """Make the consumer anew at the floor. It begins with the message at the floor itself,
-        which shows whether the stream still is the one that the log has."""
+        """Make the consumer anew after the floor.
+
+        Raises:
+            StreamSetBack: the stream no longer is the one that the log has.
+        """
         await bus.delete_consumer(CONSUMER)
         consumer = await bus.consumer(
             CONSUMER,
             FILTERS,
-            start_sequence=floor.sequence or None,
+            start_sequence=floor.sequence + 1,
             ack="all",
             ack_wait_s=settings.ack_wait_s,
             max_ack_pending=settings.ack_pending_max,
         )
+        # Only now: a stream that is set back after this takes the consumer with it, or shows in
+        # what that delivers.
+        await check_floor(bus, floor)
         return cls(bus, consumer, floor, settings)
 
     async def close(self) -> None:
@@ -159,20 +165,14 @@ class Feed:
             raise DeliveryGap(
                 f"delivery {message.consumer_sequence} came where {self._ordinal} was due"
             )
-        if message.sequence == self._floor.sequence:
-            self._check_floor(message.time)
         if message.sequence <= self._last:
+            if message.delivered == 1:
+                # Passing it over would lose it, if the stream was set back and has gone on.
+                raise DeliveryGap(f"{message.sequence} came first after {self._last}")
             return  # delivered again: committed, or held already
         self._last = message.sequence
         self._items.append(Item(message, read(message, self._floor.epoch)))
         self._bytes += len(message.data)
-
-    def _check_floor(self, message_time: datetime) -> None:
-        known = self._floor.message_time
-        if known is not None and message_time != known:
-            raise StreamSetBack(
-                f"the message at {self._floor.sequence} is of {message_time}, not of {known}"
-            )
 
     async def _check_alive(self) -> None:
         """Nothing came for a while: is there nothing, or does nothing come any more?"""
@@ -182,6 +182,27 @@ class Feed:
         state = await self._consumer.state()
         if state.pending > 0 and not self._items:
             raise DeliveryGap(f"{state.pending} messages are pending and none comes")
+
+
+async def check_floor(bus: Bus, floor: Floor) -> None:
+    """Compare the message at the floor with what the log says of it.
+
+    A stream that was restored to an older state, or lost its tail with the power, and then went on
+    is as long as before and has other messages: the one at the floor came in at another time. It
+    is looked up by its sequence, since it need not be one that we consume: a fence can stand there.
+    That there is none proves nothing, because we trim what is logged ourselves. A stream that went
+    on after it was set back does have one, as nothing is trimmed before this was asked.
+
+    Raises:
+        StreamSetBack: it is another message.
+    """
+    if floor.message_time is None:
+        return
+    found = await bus.message_time(floor.sequence)
+    if found is not None and found != floor.message_time:
+        raise StreamSetBack(
+            f"the message at {floor.sequence} is of {found}, not of {floor.message_time}"
+        )
 
 
 async def settle_epoch(bus: Bus, floor: Floor | None, *, set_back: bool) -> tuple[Floor, bool]:

@@ -21,7 +21,9 @@ import psycopg
 
 from dsec.platform.bus import Bus, ConsumerState, StreamState
 from dsec.recorder.counters import Counters
+from dsec.recorder.effects import StreamSetBack, check_floor
 from dsec.recorder.settings import RecorderSettings
+from dsec.recorder.writer import Floor
 from dsec_contracts import EVENTS, SessionPlaced, subjects
 
 log = logging.getLogger(__name__)
@@ -44,7 +46,10 @@ _ENDED = (
     " where step is null and kind = 'session.ended' and epoch = %s"
     " and sequence > %s and sequence <= %s order by sequence limit %s"
 )
-_TRIMMED_TO = "select placements_trimmed from log_floor where epoch = %s"
+_FLOOR = (
+    "select epoch, stream_created, sequence, message_time, placements_trimmed"
+    " from log_floor where epoch = %s"
+)
 _SET_TRIMMED = "update log_floor set placements_trimmed = %s where epoch = %s"
 
 
@@ -97,6 +102,7 @@ class Trimmer:
         """Trim once a period.
 
         Raises:
+            StreamSetBack: the stream no longer is the one that the log has.
             psycopg.Error: the database is away. The bus's errors likewise.
         """
         while True:
@@ -106,7 +112,12 @@ class Trimmer:
     async def trim(self, connection: psycopg.AsyncConnection[Any]) -> None:
         """Purge what everybody has and is old enough."""
         committed = self.committed
+        cursor = await connection.execute(_FLOOR, (self.epoch,))
+        row = await cursor.fetchone()
+        if row is None:
+            return
         stream = await self.bus.stream_state()
+        await self._check_stream(stream, Floor(*row[:4]))
         found = horizon(
             stream, await self.bus.consumers(), committed, self.settings.trim_hold_bytes_max
         )
@@ -123,7 +134,13 @@ class Trimmer:
             for subject in TRIMMED:
                 await self.bus.purge(subject, old + 1)
             self._trimmed = old
-        await self._trim_placements(connection, old)
+        await self._trim_placements(connection, row[4], old)
+
+    async def _check_stream(self, stream: StreamState, floor: Floor) -> None:
+        # What is purged by its number has to be what was logged under that number.
+        if stream.created != floor.stream_created or stream.last_sequence < floor.sequence:
+            raise StreamSetBack(f"the stream ends at {stream.last_sequence}, before the floor")
+        await check_floor(self.bus, floor)
 
     def old_enough(self, last_sequence: int) -> int:
         """Where the stream ended `trim_keep_s` ago, as far as is known."""
@@ -137,11 +154,10 @@ class Trimmer:
             self._ends.appendleft((limit, found))
         return found
 
-    async def _trim_placements(self, connection: psycopg.AsyncConnection[Any], old: int) -> None:
+    async def _trim_placements(
+        self, connection: psycopg.AsyncConnection[Any], done: int, old: int
+    ) -> None:
         epoch = self.epoch
-        cursor = await connection.execute(_TRIMMED_TO, (epoch,))
-        row = await cursor.fetchone()
-        done = row[0] if row else 0
         cursor = await connection.execute(
             _ENDED, (epoch, done, old, self.settings.trim_placements_max)
         )
