@@ -32,6 +32,7 @@ from dsec.platform.clock import utc_now
 from dsec.platform.log import LogReader
 from dsec.platform.objects import ObjectStore
 from dsec_contracts import canonical
+from dsec_contracts.session import RequestFact
 from dsec_contracts.spec import PolicyFact, SpecKind
 
 POLL_S_MIN = 0.05
@@ -81,6 +82,7 @@ class Client:
         self._log: LogReader | None = None
         self._connecting = asyncio.Lock()
         self._registered: set[str] = set()
+        self._unfinished: dict[str, tuple[Group, list[RequestFact]]] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -176,6 +178,9 @@ class Client:
     ) -> Group:
         """Request sessions; they run from now on, whether or not anybody waits.
 
+        Repeating a call that raised requests the same sessions, under the same ids: none runs
+        twice. Repeating one that returned requests new ones.
+
         Args:
             source: session.yaml, or the document as a mapping.
             policy: `name@version`, as `publish_policy` returned it.
@@ -185,27 +190,23 @@ class Client:
 
         Raises:
             SpecFileError: names file, key and what to do.
+            RequestIncomplete: not all requests were acknowledged.
         """
         plan = source if isinstance(source, SessionPlan) else read_session(source)
         _check_policy(plan, policy)
-        ids = [uuid_utils.compat.uuid7() for _ in range(count)]
-        group = group_id or plan.session.group_id or str(uuid_utils.compat.uuid7())
-        facts = request_facts(
-            plan.session,
-            plan.hashes(),
-            ids,
-            utc_now(),
-            seeds=seeds,
-            seed=seed,
-            policy=policy,
-            group_id=group,
-            labels=labels,
-        )
-        for spec in plan.specs():
-            if isinstance(spec, SealedSpec):
-                await self.register_sealed(spec, check=check)
-        await publish_requests(await self.bus(), facts, self.name)
-        return Group(group, tuple(ids))
+        how = {"seeds": seeds, "seed": seed, "policy": policy, "labels": labels}
+        asked = repr((plan.hashes(), plan.session, count, group_id, how))
+        begun = self._unfinished.pop(asked) if asked in self._unfinished else None
+        group, facts = begun or _new_sessions(plan, count, group_id, **how)
+        try:
+            for spec in plan.specs():
+                if isinstance(spec, SealedSpec):
+                    await self.register_sealed(spec, check=check)
+            await publish_requests(await self.bus(), facts, self.name)
+        except BaseException:  # a cancellation too: who asks again means these
+            self._unfinished[asked] = group, facts
+            raise
+        return group
 
     async def cancel(self, ids: Iterable[UUID], reason: str | None = None) -> None:
         """Ask that sessions end. Those that are over already stay as they are."""
@@ -272,6 +273,16 @@ class Client:
                     continue
                 for episode in episodes_of(session_id, rows, get_blob):
                     yield episode
+
+
+def _new_sessions(
+    plan: SessionPlan, count: int, group_id: str | None, **how: Any
+) -> tuple[Group, list[RequestFact]]:
+    """Sessions that nobody has asked for yet, and what is to be published for them."""
+    ids = [uuid_utils.compat.uuid7() for _ in range(count)]
+    group = group_id or plan.session.group_id or str(uuid_utils.compat.uuid7())
+    facts = request_facts(plan.session, plan.hashes(), ids, utc_now(), group_id=group, **how)
+    return Group(group, tuple(ids)), facts
 
 
 def _ids(sessions: Sessions) -> list[UUID]:

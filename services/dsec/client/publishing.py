@@ -6,13 +6,14 @@ Every event id is made from what the event is about, so that sending it again is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from uuid import UUID
 
+from dsec.client.endpoints import ClientError
 from dsec.client.queries import request_event_id
 from dsec.client.specs import SealedSpec
-from dsec.platform.bus import Bus
+from dsec.platform.bus import Bus, BusError
 from dsec.platform.objects import ObjectStore
 from dsec_contracts import (
     PolicyPublished,
@@ -26,6 +27,17 @@ from dsec_contracts.spec import PolicyCircumstance, PolicyFact, SpecCircumstance
 SOURCE = "dsec/client"
 PUBLISHES_IN_FLIGHT_MAX = 256
 MESSAGE_OVERHEAD_BYTES = 4096
+
+
+class RequestIncomplete(ClientError):
+    """Some of the sessions were requested, and of the others nobody can say."""
+
+    def __init__(self, acknowledged: int, facts: Sequence[RequestFact], reason: object) -> None:
+        super().__init__(
+            f"{acknowledged} of {len(facts)} sessions of group {facts[0].group_id} are known "
+            f"to be requested, then: {reason}; `Client.request` with the same arguments requests "
+            "the rest, under the same ids"
+        )
 
 
 async def publish_spec(
@@ -59,12 +71,18 @@ async def publish_policy(bus: Bus, fact: PolicyFact, client: str, now: datetime)
     )
 
 
-async def publish_requests(bus: Bus, facts: list[RequestFact], client: str) -> None:
-    """Request sessions, many at once, each acknowledged."""
+async def publish_requests(bus: Bus, facts: Sequence[RequestFact], client: str) -> None:
+    """Request sessions, many at once, each acknowledged.
+
+    Raises:
+        RequestIncomplete: not all of them were. Publishing the same facts again requests the rest.
+    """
+    acknowledged = 0
     circumstance = RequestCircumstance(client=client)
     in_flight = asyncio.Semaphore(PUBLISHES_IN_FLIGHT_MAX)
 
     async def publish(fact: RequestFact) -> None:
+        nonlocal acknowledged
         async with in_flight:
             await bus.publish(
                 SessionRequested(fact=fact, circumstance=circumstance),
@@ -74,10 +92,14 @@ async def publish_requests(bus: Bus, facts: list[RequestFact], client: str) -> N
                 event_id=request_event_id(fact.session_id),
                 session_id=fact.session_id,
             )
+            acknowledged += 1
 
-    async with asyncio.TaskGroup() as group:
-        for fact in facts:
-            group.create_task(publish(fact))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for fact in facts:
+                group.create_task(publish(fact))
+    except* (BusError, OSError) as errors:
+        raise RequestIncomplete(acknowledged, facts, errors.exceptions[0]) from errors
 
 
 async def publish_cancel(bus: Bus, session_id: UUID, reason: str | None, now: datetime) -> None:
