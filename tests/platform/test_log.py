@@ -92,6 +92,9 @@ async def test_the_rows_of_a_session_in_the_order_of_the_log(log: Log) -> None:
     # Up to a position of the current stream: all of the streams before it, and not what follows.
     assert [r.key for r in await log.reader.rows(A, upto=7)] == ["requested", "step:0", "step:1"]
     assert [r.key for r in await log.reader.rows(A, upto=6)] == ["requested"]
+    # Up to a position of another epoch than the one that the log is in.
+    for upto, epoch, count in ((8, 1, 0), (9, 1, 1), (7, 2, 3), (0, 3, 4)):
+        assert len(await log.reader.rows(A, upto=upto, epoch=epoch)) == count
     assert await log.reader.rows(UUID(int=1)) == []
     found = await log.reader.step_row(A, 1)
     assert found is not None
@@ -116,6 +119,22 @@ async def test_the_floor_is_waited_for(log: Log) -> None:
     assert await log.reader.floor() == Position(2, 3)
     with pytest.raises(LogBehind, match="stands at 3"):
         await log.reader.wait_floor(7, 0.1)
+
+
+async def test_epochs_compare_first(log: Log) -> None:
+    log.floor(1, 9)
+    await log.reader.wait_floor(9, 0.1, epoch=1)
+    # The new stream's message 5, of which the log has nothing yet, whatever the old one had.
+    with pytest.raises(LogBehind, match=r"5 of epoch 2 .* at 9 of epoch 1"):
+        await log.reader.wait_floor(5, 0.1, epoch=2)
+    waiting = asyncio.create_task(log.reader.wait_floor(10, 5, epoch=1))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    log.floor(2, 0)
+    await waiting  # the old stream is over: nothing more of it will come
+    await log.reader.wait_floor(1000, 0.1, epoch=1)
+    with pytest.raises(LogBehind):
+        await log.reader.wait_floor(1, 0.1, epoch=2)
 
 
 async def test_open_sessions_are_those_without_an_end(log: Log) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from dsec.platform.bus import Bus, StreamOptions
+from dsec.platform.bus import StreamOptions
 from dsec.platform.clock import utc_now
 from dsec.platform.db import migrate
 from dsec.platform.stack.ports import free_port

@@ -23,7 +23,8 @@ from dsec.platform.db import async_engine
 from dsec_contracts import SYSTEM_SESSION, canonical, keys
 from dsec_contracts.spec import SpecFact
 
-FLOOR_POLL_S = 0.02
+FLOOR_POLL_S_MIN = 0.01
+FLOOR_POLL_S_MAX = 0.1
 _EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -108,7 +109,7 @@ _COLUMNS = ", ".join(f'l."{name}"' for name in LogRow._fields)
 _ROWS = f"select {_COLUMNS} from event_log l where l.session_id = $1 and l.session_at = $2"
 _ORDER = ' order by l.epoch, l.sequence, l."index"'
 _FLOOR = "select epoch, sequence from log_floor order by epoch desc limit 1"
-_UP_TO = " and (l.epoch < f.epoch or l.epoch = f.epoch and l.sequence <= $3)"
+_UP_TO = " and (l.epoch, l.sequence) <= (coalesce($4::int, f.epoch), $3::bigint)"
 _OPEN = f"""
 select {_COLUMNS}
 from event_log r
@@ -180,43 +181,58 @@ class LogReader:
         found = await self._fetch(_FLOOR)
         return Position(*found[0]) if found else Position(0, 0)
 
-    async def wait_floor(self, sequence: int, timeout_s: float) -> None:
-        """Wait until the log has all of the current stream up to `sequence`.
+    async def wait_floor(
+        self, sequence: int, timeout_s: float, *, epoch: int | None = None
+    ) -> None:
+        """Wait until the log has all of the stream up to a position.
+
+        Args:
+            sequence: of the stream.
+            epoch: the epoch that `sequence` counts in. What an older one had is over, and a log
+                that has come to a later one has all of it that it will ever have. None: the one
+                that the log is in, which is a guess where the stream may be a new one: the log
+                comes to its epoch only when the recorder does.
 
         Raises:
             LogBehind: it has not, after `timeout_s`.
         """
         state = "it has not been read"
+        pause_s = FLOOR_POLL_S_MIN
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
                     try:
                         floor = await self.floor()
-                        if floor.sequence >= sequence:
+                        if floor >= Position(floor.epoch if epoch is None else epoch, sequence):
                             return
-                        state = f"it stands at {floor.sequence}"
+                        state = f"it stands at {floor.sequence} of epoch {floor.epoch}"
                     except LogUnavailable as error:
                         state = str(error)
-                    await asyncio.sleep(FLOOR_POLL_S)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, FLOOR_POLL_S_MAX)
         except TimeoutError:
+            wanted = f"{sequence}" if epoch is None else f"{sequence} of epoch {epoch}"
             raise LogBehind(
-                f"the log has not come to {sequence} within {timeout_s:.1f} s: {state}. "
+                f"the log has not come to {wanted} within {timeout_s:.1f} s: {state}. "
                 "Is the recorder running?"
             ) from None
 
     # -- rows ----------------------------------------------------------------------------------
 
-    async def rows(self, session_id: UUID, *, upto: int | None = None) -> list[LogRow]:
+    async def rows(
+        self, session_id: UUID, *, upto: int | None = None, epoch: int | None = None
+    ) -> list[LogRow]:
         """All rows of a session, in the order of the log.
 
         Args:
-            upto: a sequence of the current stream; later rows are left out.
+            upto: a sequence of the stream; later rows are left out.
+            epoch: the epoch that `upto` counts in; None: the one that the log is in.
         """
         at = session_at(session_id)
         if upto is None:
             return await self._log_rows(_ROWS + _ORDER, session_id, at)
         query = _ROWS.replace(" where", f" cross join ({_FLOOR}) f where") + _UP_TO + _ORDER
-        return await self._log_rows(query, session_id, at, upto)
+        return await self._log_rows(query, session_id, at, upto, epoch)
 
     async def row(self, session_id: UUID, key: str) -> LogRow | None:
         """The row under a natural key."""

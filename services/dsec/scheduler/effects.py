@@ -14,21 +14,14 @@ from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy.exc import SQLAlchemyError
-from tenacity import (
-    AsyncRetrying,
-    RetryError,
-    retry_if_result,
-    stop_after_delay,
-    wait_exponential,
-)
 
-from dsec.platform.bus import Bus, PublishRefused, TooLarge
-from dsec.scheduler.history import Floor, History, LogGap, SessionTail
+from dsec.platform.bus import Author, Bus, PublishRefused, TooLarge
+from dsec.platform.log import LogBehind, Position
+from dsec.scheduler.history import History, LogGap, SessionTail
 from dsec.scheduler.intents import End, Fence, Intent, Place, Reject, RequestCancel
 from dsec.session.chain import chain_end
 from dsec_contracts import keys, subjects
 from dsec_contracts.canonical import encode
-from dsec_contracts.envelope import Event
 from dsec_contracts.session import (
     CancelCircumstance,
     CancelFact,
@@ -49,8 +42,6 @@ log = logging.getLogger(__name__)
 
 SOURCE = "dsec/scheduler"
 NO_INPUTS = encode([])
-FLOOR_POLL_S_MIN = 0.01
-FLOOR_POLL_S_MAX = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +67,7 @@ class Effects:
         now: Callable[[], datetime],
     ) -> None:
         self._bus = bus
+        self._author = Author(bus, SOURCE, now)
         self._history = history
         self._epoch = epoch
         self._restart_wait_s = restart_wait_s
@@ -100,27 +92,6 @@ class Effects:
                 await self._request_cancel(intent)
         return None
 
-    async def _publish(
-        self,
-        event: Event,
-        key: object,
-        event_id: str,
-        cause: str | None,
-        *,
-        session_id: UUID | None = None,
-        expected_sequence: int | None = None,
-    ) -> None:
-        await self._bus.publish(
-            event,
-            key,
-            source=SOURCE,
-            time=self._now(),
-            event_id=event_id,
-            session_id=session_id,
-            cause=cause,
-            expected_sequence=expected_sequence,
-        )
-
     async def _reject(self, intent: Reject) -> None:
         log.info("request %s is rejected: %s (%s)", intent.event_id, intent.code, intent.message)
         event = SessionRejected(
@@ -136,7 +107,7 @@ class Effects:
         cause = None
         if intent.code != "malformed" and intent.session_id is not None:
             cause = keys.of(UUID(intent.session_id), keys.REQUESTED)
-        await self._publish(event, token, f"rejected.{token}", cause)
+        await self._author.publish(event, token, f"rejected.{token}", cause)
 
     async def _place(self, intent: Place) -> Withdrawn | None:
         event = SessionPlaced(
@@ -151,7 +122,7 @@ class Effects:
             circumstance=PlacedCircumstance(request=intent.request, reason=intent.reason),
         )
         try:
-            await self._publish(
+            await self._author.publish(
                 event,
                 intent.session_id,
                 f"{intent.session_id}.placed.{intent.attempt}",
@@ -184,14 +155,14 @@ class Effects:
         cause = None
         if intent.culprit is not None and intent.culprit.step > 0:
             cause = keys.of(intent.culprit.session_id, keys.step(intent.culprit.step - 1))
-        await self._publish(event, intent.worker, f"{intent.worker}.fenced", cause)
+        await self._author.publish(event, intent.worker, f"{intent.worker}.fenced", cause)
 
     async def _request_cancel(self, intent: RequestCancel) -> None:
         event = SessionCancelRequested(
             fact=CancelFact(session_id=intent.session_id),
             circumstance=CancelCircumstance(reason="its deadline has passed", code=intent.code),
         )
-        await self._publish(
+        await self._author.publish(
             event,
             intent.session_id,
             f"{intent.session_id}.cancel_requested.{intent.code}",
@@ -222,7 +193,7 @@ class Effects:
                 attempt=intent.attempt, message=intent.message, at=self._now()
             ),
         )
-        await self._publish(
+        await self._author.publish(
             event,
             intent.session_id,
             f"{intent.session_id}.ended.scheduler",
@@ -235,22 +206,10 @@ class Effects:
         """How far the session got by `sequence`, from the log; None: the log is behind or away."""
         try:
             if sequence > 0:
-                await self._wait_floor(Floor(self._epoch, sequence))
+                await self._history.wait_floor(
+                    Position(self._epoch, sequence), self._restart_wait_s
+                )
             return await self._history.tail(session_id)
-        except RetryError:
-            log.warning("session %s cannot end: the log is behind %d", session_id, sequence)
-        except (SQLAlchemyError, OSError, LogGap) as error:
+        except (LogBehind, SQLAlchemyError, OSError, LogGap) as error:
             log.warning("session %s cannot end yet: %s", session_id, error)
         return None
-
-    async def _wait_floor(self, floor: Floor) -> None:
-        async def passed() -> bool:
-            found = await self._history.floor()
-            return found is not None and found.floor >= floor
-
-        retrying = AsyncRetrying(
-            stop=stop_after_delay(self._restart_wait_s),
-            wait=wait_exponential(multiplier=FLOOR_POLL_S_MIN, max=FLOOR_POLL_S_MAX),
-            retry=retry_if_result(lambda done: not done),
-        )
-        await retrying(passed)

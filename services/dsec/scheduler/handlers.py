@@ -16,6 +16,7 @@ from datetime import datetime
 from uuid import UUID
 
 from dsec.platform.bus import Bus, BusUnavailable, Consumer, Message
+from dsec.platform.log import Position
 from dsec.scheduler.admission import Ask, AskMalformed, Prior
 from dsec.scheduler.decider import (
     Limits,
@@ -28,7 +29,7 @@ from dsec.scheduler.decider import (
     withdrawn,
 )
 from dsec.scheduler.effects import Effects, Withdrawn
-from dsec.scheduler.history import Floor, History, flat
+from dsec.scheduler.history import History, flat
 from dsec.scheduler.intake import (
     FILTERS,
     Reading,
@@ -92,7 +93,7 @@ class Scheduler:
         self._epoch = 0
         self._position = 0
         self._ordinal = 0
-        self._overflow: Floor | None = None
+        self._overflow: Position | None = None
         self._caught_up = asyncio.Event()
         self._wake = asyncio.Event()
         self._publishing = asyncio.Semaphore(PUBLISHES_IN_FLIGHT_MAX)
@@ -177,7 +178,10 @@ class Scheduler:
             self._ordinal += 1
             if message.consumer_sequence != self._ordinal:
                 raise DeliveryLost(f"delivery {self._ordinal} of {CONSUMER} went elsewhere")
-            if message.sequence > self._position:
+            if message.sequence <= self._position:
+                if message.delivered == 1:
+                    raise DeliveryLost(f"the stream was set back behind {self._position}")
+            else:
                 self._position = message.sequence
                 fresh.append((message, read(message, self._epoch)))
         priors = await self._priors(fresh)
@@ -203,12 +207,12 @@ class Scheduler:
 
     async def _priors(self, fresh: list[tuple[Message, Reading]]) -> dict[UUID, Prior]:
         """What the log knows of the ids in a batch of requests that memory does not know."""
-        asked: dict[UUID, Floor] = {}
+        asked: dict[UUID, Position] = {}
         for message, reading in fresh:
             if isinstance(reading, Requested):
                 session_id = reading.event.fact.session_id
                 if session_id not in self.state.sessions and session_id not in self.state.refused:
-                    asked.setdefault(session_id, Floor(self._epoch, message.sequence))
+                    asked.setdefault(session_id, Position(self._epoch, message.sequence))
         if not asked:
             return {}
         return await patiently()(self._history.prior, asked)
@@ -220,7 +224,7 @@ class Scheduler:
             return rejections
         if self._overflow is None and self.state.queued >= self._config.sessions_queued_max:
             log.warning("%d sessions wait: later requests wait in the log", self.state.queued)
-            self._overflow = Floor(self._epoch, sequence)
+            self._overflow = Position(self._epoch, sequence)
         new = self._overflow is None and admit(self.state, command, sequence)
         if new and self._caught_up.is_set():  # else what follows may have happened already
             self._issue(intents)
@@ -302,7 +306,7 @@ class Scheduler:
                     log.warning("requests that wait in the log cannot be read yet: %s", error)
             await asyncio.sleep(0 if more else REFILL_PERIOD_S)
 
-    async def _refill_once(self, start: Floor, room: int) -> bool:
+    async def _refill_once(self, start: Position, room: int) -> bool:
         """Take up to `room` requests from the log, in order. True: there may be more."""
         row = await self._history.floor()
         if row is None:
@@ -320,9 +324,9 @@ class Scheduler:
         self._wake.set()
         if len(found) == room:
             last = found[-1].at
-            self._overflow = Floor(last.epoch, last.sequence + 1)
-        elif row.floor >= Floor(self._epoch, self._position):
+            self._overflow = Position(last.epoch, last.sequence + 1)
+        elif row.floor >= Position(self._epoch, self._position):
             self._overflow = None  # the log has no more, and neither has the stream
         else:
-            self._overflow = Floor(row.floor.epoch, row.floor.sequence + 1)
+            self._overflow = Position(row.floor.epoch, row.floor.sequence + 1)
         return len(found) == room

@@ -18,6 +18,7 @@ from sqlalchemy import ARRAY, DateTime, Uuid, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from dsec.platform.db import async_engine
+from dsec.platform.log import LogReader, Position
 from dsec.scheduler.admission import Prior, digest_of
 from dsec.scheduler.state import CancelCode
 from dsec_contracts import keys
@@ -49,7 +50,10 @@ _EVENTS: dict[str, type[Event]] = {
 }
 _SYSTEM = {"system": keys.SYSTEM_SESSION, "system_at": keys.session_time(keys.SYSTEM_SESSION)}
 
-_FLOOR = text("select epoch, sequence, stream_created from log_floor order by epoch desc limit 1")
+_FLOOR = text(
+    "select epoch, sequence, stream_created, message_time from log_floor"
+    " order by epoch desc limit 1"
+)
 _SPECS = text(
     "select fact_json->>'spec_hash', fact_json->>'kind' from event_log "
     "where kind = 'spec.registered' and step is null"
@@ -125,20 +129,13 @@ _TAIL = text(
 )
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Floor:
-    """All up to here is in the log."""
-
-    epoch: int
-    sequence: int
-
-
 @dataclass(frozen=True, slots=True)
 class FloorRow:
-    """The floor, and the stream that its epoch counts in."""
+    """The floor, the stream that its epoch counts in, and the time of the message at the floor."""
 
-    floor: Floor
+    floor: Position
     stream_created: datetime
+    message_time: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +143,7 @@ class LoggedRequest:
     """A request that the log holds and that nothing came of yet."""
 
     event_id: str
-    at: Floor
+    at: Position
     request: RequestFact
     cancel: CancelCode | None
 
@@ -164,7 +161,7 @@ class LogGap(Exception):
     """The log lacks a step of a session: it must not be folded."""
 
 
-def flat(at: Floor, epoch: int) -> int:
+def flat(at: Position, epoch: int) -> int:
     """A position as one integer, from the viewpoint of `epoch`: older epochs are negative."""
     return at.sequence - ((epoch - at.epoch) << EPOCH_BITS)
 
@@ -174,6 +171,7 @@ class History:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
+        self._log = LogReader(engine)
 
     @classmethod
     def connect(cls, database_url: str) -> Self:
@@ -191,7 +189,15 @@ class History:
     async def floor(self) -> FloorRow | None:
         """The floor; None where nothing was ever recorded."""
         rows = await self._rows(_FLOOR, {})
-        return FloorRow(Floor(rows[0][0], rows[0][1]), rows[0][2]) if rows else None
+        return FloorRow(Position(*rows[0][:2]), *rows[0][2:]) if rows else None
+
+    async def wait_floor(self, at: Position, timeout_s: float) -> None:
+        """Wait until the log has passed a position.
+
+        Raises:
+            LogBehind: it has not, after `timeout_s`.
+        """
+        await self._log.wait_floor(at.sequence, timeout_s, epoch=at.epoch)
 
     async def specs(self) -> dict[str, str]:
         """Spec hash to kind."""
@@ -202,7 +208,7 @@ class History:
         found = await self._rows(_POLICIES, {})
         return {row[0].removeprefix("policy:").replace(".", "@", 1) for row in found}
 
-    async def placed(self, floor: Floor) -> AsyncIterator[tuple[Floor, Event]]:
+    async def placed(self, floor: Position) -> AsyncIterator[tuple[Position, Event]]:
         """What was said of sessions that were placed and have not ended, and of fenced workers,
         in the order of the stream, up to `floor`."""
         parameters = {"epoch": floor.epoch, "sequence": floor.sequence}
@@ -211,9 +217,9 @@ class History:
         for number, (kind, epoch, sequence, fact, circumstance) in enumerate(rows):
             if number % ROWS_AT_ONCE_MAX == 0:
                 await asyncio.sleep(0)  # a lease has to be renewed meanwhile
-            yield Floor(epoch, sequence), _event(kind, fact, circumstance)
+            yield Position(epoch, sequence), _event(kind, fact, circumstance)
 
-    async def waiting(self, start: Floor, floor: Floor, limit: int) -> list[LoggedRequest]:
+    async def waiting(self, start: Position, floor: Position, limit: int) -> list[LoggedRequest]:
         """Requests from `start` to `floor` that were neither placed, ended nor rejected."""
         parameters = {
             "from_epoch": start.epoch,
@@ -226,14 +232,14 @@ class History:
         return [
             LoggedRequest(
                 event_id,
-                Floor(epoch, sequence),
+                Position(epoch, sequence),
                 RequestFact.model_validate(decode(fact)),
                 _cancel_code(code),
             )
             for event_id, epoch, sequence, fact, code in rows
         ]
 
-    async def prior(self, asked: dict[UUID, Floor]) -> dict[UUID, Prior]:
+    async def prior(self, asked: dict[UUID, Position]) -> dict[UUID, Prior]:
         """What the log knows of ids that are asked for, each at a position of the stream."""
         times = [keys.session_time(session_id) for session_id in asked]
         window = {"ids": list(asked), "earliest": min(times), "latest": max(times)}
@@ -245,7 +251,7 @@ class History:
             if key == keys.CANCEL_REQUESTED:
                 found[session_id] = Prior(known.facts, known.refused, _cancel_code(code or "?"))
             else:
-                earlier = Floor(epoch, sequence) < asked[session_id]
+                earlier = Position(epoch, sequence) < asked[session_id]
                 facts = digest_of(fact) if earlier else None
                 found[session_id] = Prior(facts, refused, known.cancel)
         return found

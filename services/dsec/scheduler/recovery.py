@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from datetime import datetime
 
 from sqlalchemy.exc import SQLAlchemyError
 from tenacity import (
@@ -19,8 +20,9 @@ from tenacity import (
 )
 
 from dsec.platform.bus import Bus, StreamState
+from dsec.platform.log import Position
 from dsec.scheduler.decider import evolve
-from dsec.scheduler.history import Floor, FloorRow, History, flat
+from dsec.scheduler.history import FloorRow, History, flat
 from dsec.scheduler.state import SchedulerState
 
 log = logging.getLogger(__name__)
@@ -42,8 +44,8 @@ LOG_AWAY = (SQLAlchemyError, OSError, LogNotReady)
 class Recovered:
     """Where the state ends in the stream, and from where requests wait in the log."""
 
-    floor: Floor
-    overflow: Floor | None
+    floor: Position
+    overflow: Position | None
 
 
 def patiently() -> AsyncRetrying:
@@ -56,8 +58,12 @@ def patiently() -> AsyncRetrying:
     )
 
 
-def start_floor(row: FloorRow | None, stream: StreamState) -> Floor:
+def start_floor(row: FloorRow | None, stream: StreamState, at_floor: datetime | None) -> Position:
     """Where in the stream a scheduler goes on.
+
+    Args:
+        at_floor: the time of the stream's message at the floor. None: there is none, which says
+            nothing, as the recorder trims what is logged.
 
     Raises:
         LogNotReady: the floor is one of another stream, and this one has lost its beginning: only
@@ -67,12 +73,18 @@ def start_floor(row: FloorRow | None, stream: StreamState) -> Floor:
         row is not None
         and row.stream_created == stream.created
         and row.floor.sequence <= stream.last_sequence
+        and (at_floor is None or row.message_time is None or at_floor == row.message_time)
     ):
         return row.floor
     if stream.first_sequence > 1:
         raise LogNotReady("the log's floor is not one of this stream: is the recorder running?")
     # Nothing of this stream is logged yet, and all of it is there: its epoch is the next one.
-    return Floor(row.floor.epoch + 1 if row is not None else 1, 0)
+    return Position(row.floor.epoch + 1 if row is not None else 1, 0)
+
+
+async def _start_floor(bus: Bus, row: FloorRow | None) -> Position:
+    at_floor = await bus.message_time(row.floor.sequence) if row and row.floor.sequence else None
+    return start_floor(row, await bus.stream_state(), at_floor)
 
 
 async def recover(bus: Bus, history: History, state: SchedulerState) -> Recovered:
@@ -82,11 +94,11 @@ async def recover(bus: Bus, history: History, state: SchedulerState) -> Recovere
         LogNotReady, SQLAlchemyError, OSError: the log could not be read for `LOG_WAIT_S_MAX`.
     """
 
-    floor = Floor(0, 0)
+    floor = Position(0, 0)
     async for attempt in patiently():
         with attempt:
             row = await history.floor()
-            floor = start_floor(row, await bus.stream_state())
+            floor = await _start_floor(bus, row)
             if row is None:
                 return Recovered(floor, None)
     state.specs.update(await history.specs())
@@ -101,4 +113,4 @@ async def recover(bus: Bus, history: History, state: SchedulerState) -> Recovere
         len(state.specs),
         len(state.policies),
     )
-    return Recovered(floor, Floor(0, 0))
+    return Recovered(floor, Position(0, 0))
