@@ -174,6 +174,15 @@ def test_session_files_that_are_wrong(folder: Path, text: str, said: str) -> Non
     assert said in refusal(folder, "s.yaml", text, "session")
 
 
+def test_a_spec_in_place_of_a_session_is_told_apart(folder: Path) -> None:
+    for name, kind in (("agent_spec", "an agent"), ("env_spec", "an env")):
+        with pytest.raises(SpecFileError) as caught:
+            read_session(folder / f"{name}.yaml")
+        assert f"this looks like {kind} spec; `dsec run` takes a session file" in str(caught.value)
+    said = refusal(folder, "s.yaml", "entry: some.py:Thing\n", "session")
+    assert "this looks like an agent or environment spec" in said
+
+
 def test_a_link_out_of_the_directory_is_not_followed(folder: Path) -> None:
     inner = folder / "inner"
     inner.mkdir()

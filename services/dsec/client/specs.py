@@ -6,6 +6,7 @@ desk of the one who wrote it, and not later in a worker.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Mapping
@@ -107,6 +108,7 @@ def read_session(source: str | Path | Mapping[str, Any]) -> SessionPlan:
         path = Path(source)
         documents = read_documents(path)
         mapping = _of_kind("session", documents, path)
+        _refuse_spec(mapping, path)
         others = [d for d in documents if d is not mapping]
         folder, where = path.parent, str(path)
     inline: dict[str, SealedSpec] = {}
@@ -123,6 +125,20 @@ def read_session(source: str | Path | Mapping[str, Any]) -> SessionPlan:
     if _HASH.fullmatch(session.reward):
         return SessionPlan(session, agent, env, session.reward)
     return SessionPlan(session, agent, env, read_reward(session.reward, folder, where))
+
+
+def _refuse_spec(mapping: Mapping[str, Any], path: Path) -> None:
+    """Say so where a spec was given in place of the session that names it."""
+    if "entry" not in mapping or set(mapping) & _SESSION_KEYS:
+        return
+    kind = "agent or environment"
+    with contextlib.suppress(SpecFileError):
+        kind = _kind_of(dict(mapping), str(path))
+    article = "an" if kind[0] in "ae" else "a"
+    raise SpecFileError(
+        f"{path}: this looks like {article} {kind} spec; `dsec run` takes a session file, which "
+        f"names it (`{kind.partition(' ')[0]}: {path.name}`): `dsec init DIR` writes one"
+    )
 
 
 def _referred(
