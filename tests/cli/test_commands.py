@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
 from click.testing import CliRunner, Result
 
 from dsec.cli.compare import assess
+from dsec.cli.failures import failure_lines
 from dsec.cli.init import TEMPLATES
 from dsec.cli.main import COMMANDS, main
 from dsec.cli.metrics import COLLECTED, METRICS, reward_share
+from dsec.cli.replay import verdict_line
+from dsec.cli.tables import as_yaml, print_fields
 from dsec.client.queries import Summary
 from dsec.client.specs import read_session
 
@@ -147,6 +152,55 @@ def test_reward_share_counts_what_cannot_be_computed_as_unequal() -> None:
 def summary(reward: float | None, status: str = "completed") -> Summary:
     """A session that is over."""
     return Summary(UUID(int=1), status, "max_steps", 5, reward, "", 1)
+
+
+def test_reasons_are_told_once_with_the_next_step() -> None:
+    assert failure_lines([summary(1.0)], {}) == []
+    trace = 'Traceback\n  File "dsec_code_0123/agent.py", line 7, in step\nValueError: no [luck]\n'
+    bad = [replace(summary(None, "failed"), session_id=UUID(int=n)) for n in range(3)]
+    rejected = replace(summary(None, "rejected"), session_id=UUID(int=9), code="spec_not_found")
+    lines = failure_lines([*bad, rejected], {s.session_id: trace for s in bad})
+    assert lines == [
+        f"{UUID(int=0)} failed, max_steps: agent.py, line 7: ValueError: no [luck] "
+        "(and 2 more for the same reason)",
+        f"{UUID(int=9)} rejected, spec_not_found",
+        lines[-1],
+    ]
+    assert f"dsec sessions show {UUID(int=0)}" in lines[-1]
+    assert "correct what the reason names" in failure_lines([rejected], {})[-1]
+
+
+def test_a_verdict_says_what_was_compared_and_how_the_session_ended() -> None:
+    verdict: dict[str, Any] = {
+        "session_id": "s", "ok": True, "steps": 5, "complete": True, "error": None,
+        "ended": {"status": "completed", "code": "max_steps", "message": ""},
+    }  # fmt: skip
+    assert verdict_line(verdict) == "s  verified: 5 steps and their rewards are the same"
+    failed = {"status": "failed", "code": "agent_raised", "message": "x\nValueError: no luck"}
+    assert verdict_line({**verdict, "ended": failed}) == (
+        "s  verified: 5 steps and their rewards are the same up to its recorded end, which is: "
+        "failed, agent_raised: ValueError: no luck"
+    )
+    early = {"status": "failed", "code": "env_load_failed", "message": ""}
+    assert "it took no step before its recorded end, which is: failed, env_load_failed" in (
+        verdict_line({**verdict, "steps": 0, "ended": early})
+    )
+    running = verdict_line({**verdict, "ended": None, "complete": False})
+    assert running.endswith("so far: it has not ended")
+
+
+def test_fields_are_told_without_python(capsys: pytest.CaptureFixture[str]) -> None:
+    fields = {"code": None, "steps": 0, "intact": True, "labels": {"a": "b"}, "returns": [1.5]}
+    print_fields(fields)
+    assert capsys.readouterr().out.splitlines() == [
+        "steps            0",
+        "intact           yes",
+        "labels           a b",
+        "returns          [1.5]",
+    ]
+    assert as_yaml({"code": ["*.py"], "params": {"n": [1, 2]}}) == (
+        "code:\n- '*.py'\nparams:\n  n:\n  - 1\n  - 2"
+    )
 
 
 def test_compare_averages_over_whole_pairs_and_names_the_others() -> None:

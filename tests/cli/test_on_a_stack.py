@@ -9,6 +9,7 @@ from uuid import UUID
 
 import numpy as np
 import pytest
+import yaml
 
 import dsec
 
@@ -76,7 +77,11 @@ def test_ids_may_be_cut_short_as_long_as_they_are_unique(
     stack: RunningStack, equal: list[str]
 ) -> None:
     assert stack.json("replay", equal[1][:-2])["session_id"] == equal[1]
-    assert "give more of it" in stack.dsec("replay", equal[0][:8], exit_code=1).stderr
+    assert stack.json("replay", equal[1][-8:])["session_id"] == equal[1], "or its end"
+    said = stack.dsec("replay", equal[0][:8], exit_code=1).stderr
+    assert "is ambiguous" in said
+    assert "give more of it" in said
+    assert equal[0] in said or "…" in said
     assert "has no session" in stack.dsec("replay", "00000000", exit_code=1).stderr
     assert "is no session id" in stack.dsec("replay", "my session", exit_code=1).stderr
 
@@ -95,6 +100,9 @@ def test_replay_verify_and_diff(stack: RunningStack, equal: list[str]) -> None:
     state = stack.json("replay", equal[0])
     assert {"session_id", "status", "steps", "reward_total", "chain_hash"} <= set(state)
     assert state["intact"]
+    text = stack.dsec("replay", equal[0], "--at", "9").stdout
+    assert "running" in text
+    assert "None" not in text
     at = stack.json("replay", equal[0], "--at", "9")
     assert (at["status"], at["steps"]) == ("running", 10)
     assert "its last one is" in stack.dsec("replay", equal[0], "--at", "900", exit_code=1).stderr
@@ -137,9 +145,17 @@ def test_a_failing_agent_is_a_no_with_its_reason(stack: RunningStack) -> None:
         "failed",
         "agent_raised",
     )
+    assert "out of luck" in told["sessions"][0]["message"]
     shown = stack.dsec("sessions", "show", told["session_ids"][0]).stdout
     assert "ValueError: out of luck" in shown
+    assert "{" not in shown, "no Python"
     assert stack.json("verify", told["session_ids"][0])["ok"], "it fails again in the same way"
+    said = stack.dsec("verify", told["session_ids"][0]).stdout
+    assert "5 steps and their rewards are the same up to its recorded end" in said
+    assert "failed, agent_raised: bad_agent.py, line 6: ValueError: out of luck" in said
+    followed = stack.dsec("run", str(stack.project / "bad.yaml"), "--follow", exit_code=1).stderr
+    assert "failed, agent_raised: bad_agent.py, line 6: ValueError: out of luck" in followed
+    assert "Next: `dsec sessions show" in followed
 
 
 def test_specs_metrics_and_status(stack: RunningStack, equal: list[str]) -> None:
@@ -147,6 +163,11 @@ def test_specs_metrics_and_status(stack: RunningStack, equal: list[str]) -> None
     assert spec_hash in {spec["spec_hash"] for spec in stack.json("specs", "list")}
     shown = stack.json("specs", "show", spec_hash[:10])
     assert shown["document"]["entry"] == "agent.py:Climber"
+    lines = stack.dsec("specs", "show", spec_hash[:10]).stdout.splitlines()
+    document = yaml.safe_load("\n".join(lines))
+    assert document == shown["document"]
+    assert "code:" in lines, "in block style, as a file would say it"
+    assert "- agent.py" in lines
     again = stack.json("specs", "register", "agent", str(stack.project / "agent_spec.yaml"))
     assert again["spec_hash"] == spec_hash
     assert stack.json("metrics", "--metric", "rscr", "--sessions", "3")["value"] == 1.0

@@ -1,4 +1,7 @@
-"""Sessions as people name them: the whole id, or as much of its head as is unique."""
+"""Sessions as people name them: the whole id, or as much of its head or its tail as is unique.
+
+The ids of sessions that were requested together begin alike, since they begin with the time.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from dsec.cli.answer import Refused
 from dsec.client.queries import Queries
 from dsec_contracts.keys import check_session_id
 
-PREFIX_CHARS_MIN = 4
+PART_CHARS_MIN = 4
+LISTED_MAX = 5
 LOG_LAG_S_MAX = 3.0
 LOG_POLL_S = 0.2
 
@@ -30,22 +34,30 @@ async def find_session(queries: Queries, named: str) -> UUID:
     Raises:
         Refused: none or several match.
     """
-    if not set(named.lower()) <= set("0123456789abcdef-") or len(named) < PREFIX_CHARS_MIN:
+    if not set(named.lower()) <= set("0123456789abcdef-") or len(named) < PART_CHARS_MIN:
         raise Refused(
-            f"{named!r} is no session id: give at least {PREFIX_CHARS_MIN} of its first "
+            f"{named!r} is no session id: give at least {PART_CHARS_MIN} of its first or last "
             "characters; `dsec sessions list` shows them"
         )
-    found = await queries.matching(named)
-    if not found and whole_id(named) is not None:
+    found, how = await queries.beginning(named, LISTED_MAX + 1), "begin"
+    whole = whole_id(named) is not None
+    if not found and not whole:
+        found, how = await queries.ending(named, LISTED_MAX + 1), "end"
+    if not found and whole:
         # Just requested, perhaps: the log is moments behind the stream.
         with contextlib.suppress(RetryError):
             found = await AsyncRetrying(
                 stop=stop_after_delay(LOG_LAG_S_MAX),
                 wait=wait_fixed(LOG_POLL_S),
                 retry=retry_if_result(lambda ids: not ids),
-            )(queries.matching, named)
+            )(queries.beginning, named, 1)
     if not found:
         raise Refused(f"the log has no session {named}: `dsec sessions list` shows what it has")
     if len(found) > 1:
-        raise Refused(f"{named} begins several session ids: give more of it")
+        listed = "".join(f"\n  {session_id}" for session_id in found[:LISTED_MAX])
+        more = "\n  …" if len(found) > LISTED_MAX else ""
+        raise Refused(
+            f"{named} is ambiguous, several session ids {how} with it: give more of it, or the "
+            f"last characters of the one you mean{listed}{more}"
+        )
     return found[0]

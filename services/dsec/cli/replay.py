@@ -11,16 +11,17 @@ from dsec.cli.answer import (
     answers,
     exit_with,
     json_option,
-    number,
     out,
     progress,
     run_async,
     say_json,
 )
+from dsec.cli.failures import reason
 from dsec.cli.find import find_session
+from dsec.cli.tables import print_fields
 from dsec.client.client import Client
 from dsec.client.plain import plain
-from dsec.client.verification import verify_sessions
+from dsec.client.verification import SESSION_DEADLINE_S, verify_sessions
 from dsec.replay.diff import Difference, LogSource
 from dsec.replay.diff import diff as diff_sessions
 from dsec.replay.fold import SessionState, StepNotRecorded, fold, fold_at
@@ -43,9 +44,7 @@ def replay(session_id: str, at: int | None, as_json: bool) -> None:
     if as_json:
         say_json(told)
     else:
-        for name, value in told.items():
-            shown = number(value) if isinstance(value, float) else value
-            out.print(f"{name:16} {shown}", soft_wrap=True, markup=False, highlight=False)
+        print_fields(told)
     exit_with(told["intact"])
 
 
@@ -88,14 +87,21 @@ def _state_json(state: SessionState, client: Client) -> dict[str, Any]:
 
 @click.command()
 @click.argument("session_ids", nargs=-1, required=True)
+@click.option(
+    "--deadline-s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=SESSION_DEADLINE_S,
+    show_default=True,
+    help="What re-executing one session may take.",
+)
 @json_option
 @answers
-def verify(session_ids: tuple[str, ...], as_json: bool) -> None:
+def verify(session_ids: tuple[str, ...], deadline_s: float, as_json: bool) -> None:
     """Re-execute sessions under their recorded inputs; name the first divergence. Exits 1 on one.
 
     Their rewards are computed anew as well. With --json, one id gives an object, several a list.
     """
-    verdicts = run_async(_verify(session_ids))
+    verdicts = run_async(_verify(session_ids, deadline_s))
     if as_json:
         say_json(verdicts if len(verdicts) > 1 else verdicts[0])
     else:
@@ -104,13 +110,16 @@ def verify(session_ids: tuple[str, ...], as_json: bool) -> None:
     exit_with(all(verdict["ok"] for verdict in verdicts))
 
 
-async def _verify(named: tuple[str, ...]) -> list[dict[str, Any]]:
+async def _verify(named: tuple[str, ...], deadline_s: float) -> list[dict[str, Any]]:
     async with Client(name="cli") as client:
         ids = [await find_session(client.queries, name) for name in named]
         with progress() as display:
             task = display.add_task("verified", total=len(ids))
             return await verify_sessions(
-                client, ids, lambda done: display.update(task, completed=done)
+                client,
+                ids,
+                lambda done: display.update(task, completed=done),
+                deadline_s=deadline_s,
             )
 
 
@@ -119,15 +128,24 @@ def verdict_line(verdict: dict[str, Any]) -> str:
     session_id, steps = verdict["session_id"], verdict["steps"]
     if verdict["error"]:
         return f"{session_id}  cannot be verified: {verdict['error']}"
+    ended = verdict["ended"]
+    if verdict["ok"] and ended is not None and ended["status"] != "completed":
+        why = reason(ended["status"], ended["code"], ended["message"])
+        what = f"{_compared(steps)} the same up to" if steps else "it took no step before"
+        return f"{session_id}  verified: {what} its recorded end, which is: {why}"
     if verdict["ok"]:
         rest = "" if verdict["complete"] else ", so far: it has not ended"
-        return f"{session_id}  verified: {steps} steps and their rewards are the same{rest}"
+        return f"{session_id}  verified: {_compared(steps)} the same{rest}"
     first = verdict["first_divergence"]
     where = "at its start or end" if first["step"] is None else f"at step {first['step']}"
     return (
         f"{session_id}  DIVERGED {where}, {first['field']}: the log has {first['expected']}, "
         f"re-executed it is {first['actual']}"
     )
+
+
+def _compared(steps: int) -> str:
+    return f"{steps} {'step' if steps == 1 else 'steps'} and their rewards are"
 
 
 @click.command()

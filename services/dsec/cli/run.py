@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import click
 
 from dsec.cli.answer import answers, err, exit_with, json_option, progress, run_async, say_json
+from dsec.cli.failures import failure_lines
 from dsec.cli.tables import print_summaries
 from dsec.client.client import Client, Group
 from dsec.client.queries import Summary
@@ -41,13 +43,16 @@ def run(
     """Request the sessions of a session.yaml."""
     how["labels"] = dict(_label(text) for text in labels)
     how["check"] = not no_check
-    group, sessions = run_async(_run(read_session(file), follow, how))
+    group, sessions, messages = run_async(_run(read_session(file), follow, how))
     ok = all(session.status == "completed" for session in sessions)
     if as_json:
         told = {"ok": ok, "group_id": group.group_id, "session_ids": list(group.session_ids)}
-        say_json({**told, "sessions": [s.as_json() for s in sessions]} if follow else told)
+        ends = [{**s.as_json(), "message": messages.get(s.session_id, "")} for s in sessions]
+        say_json({**told, "sessions": ends} if follow else told)
     elif follow:
         print_summaries(sessions)
+        for line in failure_lines(sessions, messages):
+            err.print(line, markup=False, highlight=False, soft_wrap=True)
     else:
         for session_id in group.session_ids:
             click.echo(session_id)
@@ -62,13 +67,17 @@ def _label(text: str) -> tuple[str, str]:
     return key, value
 
 
-async def _run(plan: SessionPlan, follow: bool, how: dict[str, Any]) -> tuple[Group, list[Summary]]:
+async def _run(
+    plan: SessionPlan, follow: bool, how: dict[str, Any]
+) -> tuple[Group, list[Summary], dict[UUID, str]]:
     async with Client(name="cli") as client:
         group = await client.request(plan, **how)
         if not follow:
-            return group, []
+            return group, [], {}
         with progress() as display:
             task = display.add_task("sessions over", total=len(group.session_ids))
-            return group, await client.wait(
+            sessions = await client.wait(
                 group, on_progress=lambda done: display.update(task, completed=done)
             )
+        bad = [s.session_id for s in sessions if s.status != "completed"]
+        return group, sessions, await client.queries.messages(bad)

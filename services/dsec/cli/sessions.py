@@ -8,7 +8,7 @@ import click
 
 from dsec.cli.answer import answers, json_option, number, out, run_async, say_json
 from dsec.cli.find import find_session, whole_id
-from dsec.cli.tables import plain_table, print_summaries
+from dsec.cli.tables import plain_table, print_fields, print_summaries
 from dsec.client.client import Client
 from dsec.client.plain import plain
 from dsec.client.queries import Summary
@@ -60,9 +60,8 @@ def show(session_id: str, as_json: bool) -> None:
         return
     print_summaries([summary])
     out.print()
-    for name, value in summary.as_json().items():
-        if name not in ("session_id", "status", "steps", "reward_total") and value:
-            out.print(f"{name:16} {value}", soft_wrap=True, markup=False)
+    shown = ("session_id", "status", "steps", "reward_total")  # in the table
+    print_fields({k: v for k, v in summary.as_json().items() if k not in shown})
     for placement in placements:
         out.print(
             f"attempt {placement['attempt']:<8} {placement['worker']} ({placement['reason']})",

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from dsec.cli.answer import Refused, answers, json_option, out, run_async, say_json
-from dsec.cli.tables import plain_table
+from dsec.cli.tables import as_yaml, plain_table
 from dsec.client.client import Client
 from dsec.client.specs import read_spec
 from dsec.session.documents import unseal
@@ -92,7 +92,7 @@ def show(spec_hash: str, as_json: bool) -> None:
             return found[0], content.kind, document, files
 
     full, kind, document, files = run_async(work())
-    told = {
+    told: dict[str, Any] = {
         "spec_hash": full,
         "kind": kind,
         "document": document.model_dump(mode="json"),
@@ -101,9 +101,7 @@ def show(spec_hash: str, as_json: bool) -> None:
     if as_json:
         say_json(told)
         return
-    import yaml
-
-    out.print(f"# {kind} {full}", soft_wrap=True, highlight=False)
-    out.print(yaml.safe_dump(told["document"], sort_keys=False).rstrip(), highlight=False)
-    for name, size in sorted((n, len(d)) for n, d in files.items()):
-        out.print(f"# {name}: {size} bytes", highlight=False)
+    click.echo(f"# {kind} {full}")
+    click.echo(as_yaml(told["document"]))
+    for name, size in told["files"].items():
+        click.echo(f"# ships {name}: {size} bytes")

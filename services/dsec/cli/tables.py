@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +20,35 @@ def plain_table(*columns: str, right: Iterable[str] = ()) -> Table:
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
     return table
+
+
+def as_yaml(value: Any) -> str:
+    """A mapping as a file of ours would say it: no braces, no Python."""
+    import yaml
+
+    text: str = yaml.safe_dump(
+        value, sort_keys=False, default_flow_style=False, allow_unicode=True, width=2**16
+    )
+    return text.rstrip()
+
+
+def print_fields(fields: Mapping[str, Any]) -> None:
+    """Names and values, one a line; what is unknown or empty is left out."""
+    for name, value in fields.items():
+        if value is not None and value not in ("", [], {}):
+            out.print(f"{name:16} {_field(value)}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _field(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_field(item)}" for key, item in value.items() if item is not None)
+    if isinstance(value, list):
+        return f"[{', '.join(_field(item) for item in value)}]"
+    return str(value)
 
 
 def print_summaries(sessions: Iterable[Summary]) -> None:

@@ -68,6 +68,7 @@ select session_id, status, code, steps, reward_total, chain_hash, attempts, seed
        episodes, rewards_missing, agent_spec, env_spec, reward_fn_hash, policy
 from session_summary
 """
+_REQUESTED = "select session_id from event_log where kind = 'session.requested' and step is null"
 _AT = "session_id = any(:ids) and session_at between :first and :last"
 
 
@@ -141,15 +142,44 @@ class Queries:
         )
         return [_summary(row) for row in rows]
 
-    async def matching(self, prefix: str) -> list[UUID]:
-        """Session ids that begin with `prefix` (hexadecimal digits and hyphens), two at most."""
+    async def beginning(self, head: str, limit: int) -> list[UUID]:
+        """Session ids that begin with `head` (hexadecimal digits and hyphens), newest first."""
         rows = await self.rows(
-            "select session_id from event_log where kind = 'session.requested' and step is null "
-            "and session_id between cast(:low as uuid) and cast(:high as uuid) limit 2",
-            low=_filled(prefix, "0"),
-            high=_filled(prefix, "f"),
+            f"{_REQUESTED} and session_id between cast(:low as uuid) and cast(:high as uuid)"
+            " order by session_id desc limit :limit",
+            low=_filled(head, "0"),
+            high=_filled(head, "f"),
+            limit=limit,
         )
         return [row.session_id for row in rows]
+
+    async def ending(self, tail: str, limit: int) -> list[UUID]:
+        """Session ids that end with `tail`, newest first. Looks at all sessions."""
+        rows = await self.rows(
+            f"{_REQUESTED} and replace(cast(session_id as text), '-', '') like :pattern"
+            " order by session_id desc limit :limit",
+            pattern="%" + tail.replace("-", "").lower(),
+            limit=limit,
+        )
+        return [row.session_id for row in rows]
+
+    async def messages(self, ids: Sequence[UUID]) -> dict[UUID, str]:
+        """What is recorded about why sessions ended or were refused; only where there is any."""
+        if not ids:
+            return {}
+        rows = await self.rows(
+            f"""
+            select session_id,
+              cast(replace(cast(circumstance as text), '\\u0000', '') as json)->>'message'
+                as message
+            from event_log where {_AT} and key = 'ended'
+            """,
+            **_at(ids),
+        )
+        refused = await self.rejections(ids)
+        told = {i: message for i, (_, message) in refused.items()}
+        told |= {row.session_id: row.message for row in rows}
+        return {i: message for i, message in told.items() if message}
 
 
 def _filled(prefix: str, digit: str) -> UUID:
