@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsec.scheduler.admission import Ask, AskMalformed, Prior, facts_digest
-from dsec.scheduler.decider import Limits, Tick, admit, decide, evolve, hear, issued, withdrawn
+from dsec.scheduler.decider import Limits, Tick, admit, decide
+from dsec.scheduler.fold import evolve, hear
+from dsec.scheduler.in_flight import issued, withdrawn
 from dsec.scheduler.intents import End, Fence, Intent, Place, Reject, RequestCancel
 from dsec.scheduler.state import SchedulerState
 from dsec_contracts import (

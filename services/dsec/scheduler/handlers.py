@@ -18,18 +18,11 @@ from uuid import UUID
 from dsec.platform.bus import Bus, BusUnavailable, Consumer, Message
 from dsec.platform.log import Position
 from dsec.scheduler.admission import Ask, AskMalformed, Prior
-from dsec.scheduler.decider import (
-    Limits,
-    Tick,
-    admit,
-    decide,
-    evolve,
-    hear,
-    issued,
-    withdrawn,
-)
+from dsec.scheduler.decider import Limits, Tick, admit, decide
 from dsec.scheduler.effects import Effects, Withdrawn
+from dsec.scheduler.fold import evolve, hear
 from dsec.scheduler.history import History, flat
+from dsec.scheduler.in_flight import issued, withdrawn
 from dsec.scheduler.intake import (
     FILTERS,
     Reading,

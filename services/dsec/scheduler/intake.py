@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from dsec.platform.bus import BadMessage, Message
 from dsec.scheduler.admission import AskMalformed, facts_digest
-from dsec.scheduler.decider import CONSUMED
+from dsec.scheduler.fold import CONSUMED
 from dsec_contracts import subjects
 from dsec_contracts.canonical import CanonicalError
 from dsec_contracts.catalog import UnknownEvent, parse

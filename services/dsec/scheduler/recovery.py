@@ -21,7 +21,7 @@ from tenacity import (
 
 from dsec.platform.bus import Bus, StreamState
 from dsec.platform.log import Position
-from dsec.scheduler.decider import evolve
+from dsec.scheduler.fold import evolve
 from dsec.scheduler.history import FloorRow, History, flat
 from dsec.scheduler.state import SchedulerState
 

@@ -1,7 +1,7 @@
 """What the scheduler knows: sessions, workers, specs and policies, with the indexes it needs.
 
 All of it is a fold of the log and the stream, so a scheduler that takes over has the same state.
-Only `decider.evolve` and its neighbours write here. Nothing scans all sessions: waiting ones are in
+Only `fold.py` and `in_flight.py` write here. Nothing scans all sessions: waiting ones are in
 heaps, deadlines are in a heap, a worker has the set of its sessions and a count for each lane.
 
 Sequences are positions in the stream. Those of an older epoch, whose stream is gone, are negative,
