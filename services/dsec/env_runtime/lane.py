@@ -24,7 +24,6 @@ from dsec_contracts import UnknownEvent
 
 log = logging.getLogger(__name__)
 
-REPLIES_PER_FETCH = 32
 FETCH_WAIT_S = 5.0
 REPEATS_DOUBLED_MAX = 5
 """An unanswered step is published again after `reply_wait_s`, then twice as long, so often."""
@@ -243,7 +242,8 @@ class Lane:
     async def hear(self, consumer: Consumer) -> None:
         """Feed answers to the sessions, for ever."""
         while True:
-            for message in await consumer.fetch(REPLIES_PER_FETCH, FETCH_WAIT_S):
+            # One at a time: asked for more, the client waits for word that there are none.
+            for message in await consumer.fetch(1, FETCH_WAIT_S):
                 self.take(message)
 
     def take(self, message: Message) -> None:

@@ -21,7 +21,10 @@ from dsec_contracts import Event, RewardScored, SessionStepped
 from dsec_contracts.columns import VarColumn
 
 E = TypeVar("E", bound=Event)
-_MICROSECOND = np.timedelta64(1, "us")
+_TIME = SCHEMA.field("session_at").type
+_NUMBERS = {"<i2": pa.int16(), "<i4": pa.int32(), "<i8": pa.int64(), "<f8": pa.float64()}
+_PREFIXES = {prefix: pa.scalar(prefix) for prefix in ("step:", "reward:")}
+_DOT, _NOTHING = pa.scalar("."), pa.scalar("")
 _ROUTING_AIDS = {"reward_specs"}
 
 
@@ -32,14 +35,14 @@ def step_table(arrivals: Sequence[Arrival], epoch: int) -> pa.Table:
     step = _fixed(parts, "step", "<i4")
     columns = _shared(arrivals, [event.rows for event in events], epoch, parts)
     columns |= {
-        "value": pa.array(_fixed(parts, "env_reward", "<f8")),
-        "step": pa.array(step),
-        "episode": pa.array(_fixed(parts, "episode", "<i4")),
-        "attempt": pa.array(_fixed(parts, "attempt", "<i4")),
-        "terminated": pa.array(_fixed(parts, "terminated", "u1") != 0),
-        "truncated": pa.array(_fixed(parts, "truncated", "u1") != 0),
+        "value": _numbers(_fixed(parts, "env_reward", "<f8")),
+        "step": _numbers(step),
+        "episode": _numbers(_fixed(parts, "episode", "<i4")),
+        "attempt": _numbers(_fixed(parts, "attempt", "<i4")),
+        "terminated": _flags(parts, "terminated"),
+        "truncated": _flags(parts, "truncated"),
         "key": _key("step:", step),
-        "chain": _wide(parts, "chain", 32),
+        "chain": _variable_of_width(parts, "chain", 32),
     }
     columns |= {
         name: _variable(parts, name, empty_is_null=True)
@@ -55,10 +58,10 @@ def reward_table(arrivals: Sequence[Arrival], epoch: int) -> pa.Table:
     step = _fixed(parts, "step", "<i4")
     columns = _shared(arrivals, [event.rows for event in events], epoch, parts)
     columns |= {
-        "value": pa.array(_fixed(parts, "value", "<f8")),
-        "step": pa.array(step),
+        "value": _numbers(_fixed(parts, "value", "<f8")),
+        "step": _numbers(step),
         "key": _key("reward:", step, _fixed(parts, "revision", "<i4")),
-        "cause": _key("step:", step).cast(pa.binary()),
+        "cause": _as(_key("step:", step), pa.binary()),
     }
     return _table(columns)
 
@@ -82,24 +85,23 @@ def _shared(
     """The columns that every hot row has, whatever its kind."""
     total = sum(rows)
     first = np.cumsum([0, *rows[:-1]])
-    index = np.arange(total, dtype=np.int64) - np.repeat(first, rows)
-    ids = b"".join(part.session_id for part in parts)
+    index = np.arange(total, dtype="i4") - np.repeat(first.astype("i4"), rows)
+    ids = b"".join([part.session_id for part in parts])
     event = arrivals[0].event
     times = np.array([_microseconds(a.envelope.time) for a in arrivals], "i8")
+    sequences = np.array([a.sequence for a in arrivals], "i8")
     return {
-        "session_id": pa.Array.from_buffers(pa.binary(16), total, [None, pa.py_buffer(ids)]),
-        "session_at": _time(_session_microseconds(ids)),
-        "sequence": pa.array(np.repeat(np.array([a.sequence for a in arrivals], "i8"), rows)),
-        "event_time": _time(np.repeat(times, rows)),
-        "epoch": pa.array(np.full(total, epoch, "i4")),
-        "index": pa.array(index.astype("i4")),
-        "version": pa.array(np.full(total, event.version, "i2")),
-        "kind": pa.repeat(pa.scalar(event.event_name()), total),
+        "session_id": _array(SCHEMA.field("session_id").type, total, ids),
+        "session_at": _array(_TIME, total, _session_microseconds(ids)),
+        "sequence": _numbers(np.repeat(sequences, rows)),
+        "event_time": _array(_TIME, total, np.repeat(times, rows)),
+        "epoch": _numbers(np.full(total, epoch, "i4")),
+        "index": _numbers(index),
+        "version": _numbers(np.full(total, event.version, "i2")),
+        "kind": _texts([event.event_name()], [total]),
         "fact": _variable(parts, "fact", empty_is_null=False),
         "circumstance": _on_first_row(arrivals, rows, first),
-        "event_id": pa.array([a.envelope.id for a in arrivals]).take(
-            pa.array(np.repeat(np.arange(len(rows)), rows))
-        ),
+        "event_id": _texts([a.envelope.id for a in arrivals], rows),
     }
 
 
@@ -108,16 +110,17 @@ def _on_first_row(
 ) -> pa.Array:
     """The circumstance of each message on its first row alone: it is the same for all its rows,
     and would be larger than most of them. What only routes the message is left out."""
-    texts = pa.array(
-        [
-            circumstance_json(_without_routing(getattr(a.event, "circumstance", None)))
-            for a in arrivals
-        ]
-    )
-    which = np.full(sum(rows), -1, "i8")
+    total = sum(rows)
+    texts = [
+        circumstance_json(_without_routing(getattr(a.event, "circumstance", None))).encode()
+        if n
+        else b""
+        for a, n in zip(arrivals, rows, strict=True)
+    ]
+    lengths = np.zeros(total, "i4")
     filled = np.array(rows) > 0
-    which[first[filled]] = np.arange(len(rows))[filled]
-    return texts.take(pa.array(which, mask=which < 0))
+    lengths[first[filled]] = [len(text) for text in texts if text]
+    return _binary(pa.string(), lengths, b"".join(texts), empty_is_null=True)
 
 
 def _without_routing(circumstance: Any) -> Any:
@@ -139,38 +142,69 @@ def _session_microseconds(ids: bytes) -> npt.NDArray[np.int64]:
     return words.view(">i8").reshape(-1).astype("i8") * 1000
 
 
-def _time(microseconds: npt.NDArray[np.int64]) -> pa.Array:
-    return pa.array(microseconds).cast(pa.timestamp("us", tz="UTC"))
+# Arrays are made from buffers and not by `pa.array`, which looks for pandas at each call and, where
+# there is none, searches the whole path for it: that took longer than all the rest.
+
+
+def _array(kind: pa.DataType, rows: int, data: Any) -> pa.Array:
+    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(data)])
+
+
+def _numbers(values: npt.NDArray[Any]) -> pa.Array:
+    return _array(_NUMBERS[values.dtype.str], len(values), values)
+
+
+def _flags(parts: Sequence[Any], name: str) -> pa.Array:
+    flags = _fixed(parts, name, "u1")
+    return _array(pa.bool_(), len(flags), np.packbits(flags, bitorder="little"))
+
+
+def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The same buffers under another type of the same layout."""
+    return pa.Array.from_buffers(kind, len(array), array.buffers())
+
+
+def _texts(texts: Sequence[str], rows: Sequence[int]) -> pa.Array:
+    """Each text on so many rows."""
+    encoded = [text.encode() for text in texts]
+    lengths = np.repeat(np.array([len(text) for text in encoded], "i4"), rows)
+    data = b"".join([text * n for text, n in zip(encoded, rows, strict=True)])
+    return _binary(pa.string(), lengths, data, empty_is_null=False)
 
 
 def _fixed(parts: Sequence[Any], name: str, dtype: str) -> npt.NDArray[Any]:
-    return np.frombuffer(b"".join(getattr(part, name) for part in parts), dtype)
+    return np.frombuffer(b"".join([getattr(part, name) for part in parts]), dtype)
 
 
-def _wide(parts: Sequence[Any], name: str, width_bytes: int) -> pa.Array:
-    data = b"".join(getattr(part, name) for part in parts)
-    return pa.Array.from_buffers(
-        pa.binary(width_bytes), len(data) // width_bytes, [None, pa.py_buffer(data)]
-    )
+def _variable_of_width(parts: Sequence[Any], name: str, width_bytes: int) -> pa.Array:
+    data = b"".join([getattr(part, name) for part in parts])
+    lengths = np.full(len(data) // width_bytes, width_bytes, "i4")
+    return _binary(pa.binary(), lengths, data, empty_is_null=False)
 
 
 def _variable(parts: Sequence[Any], name: str, *, empty_is_null: bool) -> pa.Array:
     columns: list[VarColumn] = [getattr(part, name) for part in parts]
     lengths = np.concatenate([np.diff(np.frombuffer(c.offsets, "<i4")) for c in columns])
+    data = b"".join([c.data for c in columns])
+    if empty_is_null and not data:
+        return pa.nulls(len(lengths), pa.binary())
+    return _binary(pa.binary(), lengths, data, empty_is_null=empty_is_null)
+
+
+def _binary(
+    kind: pa.DataType, lengths: npt.NDArray[Any], data: bytes, *, empty_is_null: bool
+) -> pa.Array:
     offsets = np.zeros(len(lengths) + 1, "i4")
     np.cumsum(lengths, out=offsets[1:])
-    data = b"".join(c.data for c in columns)
-    present = None
-    if empty_is_null:
-        present = pa.py_buffer(np.packbits(lengths > 0, bitorder="little").tobytes())
+    present = pa.py_buffer(np.packbits(lengths > 0, bitorder="little")) if empty_is_null else None
     buffers = [present, pa.py_buffer(offsets), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.binary(), len(lengths), buffers)
+    return pa.Array.from_buffers(kind, len(lengths), buffers)
 
 
 def _key(prefix: str, *ordinals: npt.NDArray[Any]) -> pa.Array:
-    texts = [pa.array(n).cast(pa.string()) for n in ordinals]
-    joined = texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, ".")
-    return pc.binary_join_element_wise(prefix, joined, "")
+    texts = [_numbers(n).cast(pa.string()) for n in ordinals]
+    joined = texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, _DOT)
+    return pc.binary_join_element_wise(_PREFIXES[prefix], joined, _NOTHING)
 
 
 def _table(columns: dict[str, Any]) -> pa.Table:

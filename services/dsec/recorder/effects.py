@@ -140,6 +140,9 @@ class Feed:
                     self._take(message)
                 if self._items:
                     self._arrived.set()
+                if len(messages) < count:
+                    # Nothing is behind: what comes until the next commit is fetched at once.
+                    await asyncio.sleep(self._settings.commit_period_ms / 2000)
             elif loop.time() - heard_at > self._settings.stall_limit_s:
                 await self._check_alive()
                 heard_at = loop.time()
