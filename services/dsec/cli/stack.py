@@ -79,6 +79,8 @@ def up(detach: bool, as_json: bool, ready_fd: int | None, **chosen: Any) -> None
     if detach:
         _up_detached(chosen, as_json)
         return
+    for variable in URL_VARIABLES.values():
+        os.environ.pop(variable, None)  # they have been read, and children need not know them
     workers = chosen.pop("workers")
     asyncio.run(_up(StackOptions(**chosen), workers, as_json, ready_fd))
 

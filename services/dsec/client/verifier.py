@@ -22,6 +22,7 @@ from dsec.platform import virtual
 from dsec.platform.interposition import interposition_for, interposition_of
 from dsec.platform.log import LogReader, LogRow
 from dsec.platform.objects import ObjectStore
+from dsec.platform.parent import die_with_parent
 from dsec.platform.settings import configure_logging
 from dsec.replay.verify import Verdict, request_of, session_config, verify
 from dsec.reward.score import RewardError, Score, Scorer, load_scorer
@@ -169,6 +170,7 @@ async def _serve(answers: TextIO) -> None:
 
 def main() -> None:
     """Serve until standard input ends."""
+    die_with_parent()
     configure_logging("verifier", "WARNING")
     # What user code prints must not end up between the answers.
     with os.fdopen(os.dup(1), "w") as answers:

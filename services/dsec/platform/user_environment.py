@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 
 _NAME = re.compile(
-    r"^(DSEC_|PG[A-Z])|SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY",
+    r"^(DSEC_|PG[A-Z]|SSH_)|SECRET|PASSWORD|PASSWD|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY"
+    r"|(^|_)TOKENS?(_|$)",  # but not TOKENIZERS_PARALLELISM
     re.IGNORECASE,
 )
 _VALUE = re.compile(r"://[^/@\s]*:[^/@\s]+@")

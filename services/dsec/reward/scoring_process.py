@@ -12,21 +12,19 @@ not against malice.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import mmap
 import os
 import resource
-import signal
 import struct
 import sys
 from typing import BinaryIO
 
 from dsec.platform import virtual
 from dsec.platform.interposition import interposition_of
+from dsec.platform.parent import die_with_parent
 from dsec.reward.frames import LENGTH, READY, Failure, Outcome, Task, frame, read_request, reply
 from dsec.reward.score import RewardError, Scorer, load_scorer
 
-_PR_SET_PDEATHSIG = 1
 PROGRESS = struct.Struct("<q")
 NO_ROW = -1
 """Before the first row and behind the last one."""
@@ -111,9 +109,8 @@ def main() -> None:
     parser.add_argument("--progress-fd", type=int, required=True)
     parser.add_argument("--memory-bytes-max", type=int, required=True)
     arguments = parser.parse_args()
+    die_with_parent()
     if sys.platform == "linux":
-        # The end of the pipe would not stop a function that never returns.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         limit = arguments.memory_bytes_max
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     requests, replies = _own_pipes()

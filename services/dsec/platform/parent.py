@@ -1,0 +1,18 @@
+"""A process that must not outlive the one that started it."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, however that dies. Linux only.
+
+    The end of a pipe would not stop user code that never returns.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
