@@ -58,7 +58,8 @@ class HeartbeatFact(Part):
 
 
 class HeartbeatCircumstance(Part):
-    """What it does: parallel lists over its sessions."""
+    """What it does: parallel lists over its sessions, or over a part of them that moves on from
+    beat to beat."""
 
     pid: int = 0
     memory_bytes: int = 0
@@ -67,6 +68,9 @@ class HeartbeatCircumstance(Part):
     steps: list[int] = Field(default_factory=list)
     waiting_on: list[str] = Field(default_factory=list)
     """`tick`, `reward`, `log`, `start`; one a session."""
+    sessions_total: int | None = None
+    """How many it has in all, those included that it has taken and not started yet. None: whoever
+    beats does not say what the worker has, as its supervisor cannot."""
 
 
 class WorkerHeartbeat(Event):

@@ -40,7 +40,7 @@ from dsec_contracts.session import (
     RequestFact,
 )
 from dsec_contracts.spec import PolicyFact, SpecFact
-from dsec_contracts.worker import Culprit, FencedFact, HeartbeatFact
+from dsec_contracts.worker import Culprit, FencedFact, HeartbeatCircumstance, HeartbeatFact
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 LIMITS = Limits(max_restarts=3, worker_deaths_max=5)
@@ -113,6 +113,23 @@ class Model:
             **changes,
         }
         hear(self.state, WorkerHeartbeat(fact=HeartbeatFact.model_validate(value)), self.at_s)
+
+    def names(self, worker: str, *numbers: int, total: int | None = None, attempt: int = 1) -> None:
+        """A worker beats and names what it has."""
+        fact = HeartbeatFact(
+            worker=worker, node="n", state="ready", lanes=[f"{worker}-0"], capacity_sessions=10
+        )
+        told = HeartbeatCircumstance(
+            sessions=[session_id(n) for n in numbers],
+            attempts=[attempt] * len(numbers),
+            sessions_total=len(numbers) if total is None else total,
+        )
+        hear(self.state, WorkerHeartbeat(fact=fact, circumstance=told), self.at_s)
+
+    def pass_s(self, seconds: float) -> None:
+        """Time passes, and the stream is followed."""
+        self.at_s += seconds
+        self.state.followed_until_s = self.at_s
 
     def happens(self, intents: list[Intent]) -> None:
         """The stream shows what was issued."""
@@ -540,6 +557,145 @@ def test_a_suspect_shares_no_worker() -> None:
     model.happens([place])
     model.ask(request(2), "e2")
     assert model.tick() == [], "no isolated worker: it took an empty one, which is held for it"
+
+
+# -- placements that were lost ---------------------------------------------------------------------
+
+
+def with_two_placed() -> Model:
+    model = Model()
+    model.names("w1")
+    model.place(1)
+    model.place(2)
+    return model
+
+
+def beats(model: Model, seconds: int, *numbers: int, **options: Any) -> list[Intent]:
+    found: list[Intent] = []
+    for _ in range(seconds):
+        model.names("w1", *numbers, **options)
+        found += model.tick()
+        model.pass_s(1)
+    return found
+
+
+def test_a_worker_that_lost_a_session_is_fenced_and_both_move() -> None:
+    model = with_two_placed()
+    assert beats(model, 30, 1, 2) == []
+    assert beats(model, 60, 1) == []
+    (fence,) = beats(model, 5, 1)
+    assert isinstance(fence, Fence)
+    assert (fence.worker, fence.reason, fence.culprit) == ("w1", "heartbeat_lost", None)
+    assert str(session_id(2)) in fence.detail
+    model.happens([fence])
+    model.names("w2")
+    places = model.tick()
+    assert [(p.worker, p.attempt) for p in places if isinstance(p, Place)] == [("w2", 2)] * 2
+
+
+def test_a_session_that_is_named_again_was_not_lost() -> None:
+    model = with_two_placed()
+    for _ in range(10):
+        assert beats(model, 50, 1) == []
+        assert beats(model, 1, 1, 2) == []
+
+
+def test_an_earlier_attempt_is_not_the_one_that_was_placed() -> None:
+    model = with_two_placed()
+    assert beats(model, 61, 1, 2, attempt=0) == []
+    assert beats(model, 2, 1, 2, attempt=0) != []
+
+
+def test_a_beat_that_does_not_say_what_the_worker_has_says_nothing() -> None:
+    """A supervisor beats for a worker whose user code runs."""
+    model = with_two_placed()
+    model.names("w1")
+    for _ in range(200):
+        model.beat("w1")
+        model.pass_s(1)
+        assert model.tick() == []
+
+
+def test_one_silent_beat_is_not_enough_however_old_it_is() -> None:
+    model = with_two_placed()
+    model.names("w1")
+    model.pass_s(100)
+    for _ in range(3):
+        model.names("w1")
+        found = model.tick()
+    assert [type(intent) for intent in found] == [Fence]
+
+
+def test_nobody_is_blamed_while_the_stream_is_not_followed() -> None:
+    """A session that is not named may have ended: the end is in the stream."""
+    model = with_two_placed()
+    model.names("w1", 1, 2)
+    for _ in range(300):
+        model.at_s += 1
+        model.names("w1", 1)
+        assert model.tick() == []
+    model.see(ended(session_id(2)))
+    model.pass_s(1)
+    assert beats(model, 100, 1) == []
+
+
+def test_parts_are_waited_for_until_they_have_gone_round() -> None:
+    """A worker with more than a beat has room for: each is named in one beat of a hundred."""
+    model = with_two_placed()
+    for n in range(3, 7):
+        model.place(n)
+    for second in range(1_000):
+        named = [1 + second // 100 % 6] if second % 100 == 0 else []
+        model.names("w1", *named, total=600)
+        assert model.tick() == []
+        model.pass_s(1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["ask", "end", "open", "beat"]), st.integers(0, 5))),
+    st.integers(1, 3),
+)
+def test_a_worker_that_names_what_it_has_is_never_blamed_and_one_that_forgot_is(
+    script: list[tuple[str, int]], room: int
+) -> None:
+    model = Model()
+    model.names("w1")
+    mine: list[int] = []
+    delivered: list[int] = []
+    turn = 0
+
+    def second() -> list[Intent]:
+        nonlocal turn
+        has = mine + delivered
+        turn = (turn + room) % max(len(has), 1)
+        part = (has[turn:] + has[:turn])[:room]
+        model.names("w1", *part, total=len(has))
+        found = model.tick()
+        model.happens(found)
+        delivered.extend(n for n in range(6) for i in found if is_place(i, n))
+        model.pass_s(1)
+        return [intent for intent in found if isinstance(intent, Fence)]
+
+    for action, n in script:
+        if action == "ask" and session_id(n) not in model.state.sessions:
+            model.ask(request(n), f"e{n}")
+        elif action == "end" and n in mine:
+            mine.remove(n)
+            model.see(ended(session_id(n)))
+        elif action == "open" and n in delivered:
+            delivered.remove(n)
+            mine.append(n)
+        for _ in range(30):
+            assert second() == []
+    if mine:
+        forgotten = mine.pop()
+        fences = [fence for _ in range(80) for fence in second()]
+        assert [fence.worker for fence in fences] == ["w1"], f"{forgotten} was forgotten"
+
+
+def is_place(intent: Intent, n: int) -> bool:
+    return isinstance(intent, Place) and intent.session_id == session_id(n)
 
 
 # -- every command is safe to repeat ---------------------------------------------------------------

@@ -21,6 +21,9 @@ from dsec.scheduler.state import Death, SchedulerState, Session, Worker
 from dsec_contracts import keys
 
 DEATHS_AT_ONE_STEP_MAX = 2
+ABSENT_ROUNDS_MIN = 3.0
+"""A worker with more sessions than a beat has room for names each once a round, and what leaves it
+meanwhile can push one out of a round."""
 PLACEMENTS_PER_DECISION_MAX = 1_024
 
 
@@ -32,6 +35,7 @@ class Limits:
     heartbeat_limit_s: float = 4.0
     max_restarts: int = 16
     worker_deaths_max: int = 64
+    session_absent_limit_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +96,34 @@ def _deaths(state: SchedulerState, at_s: float, limits: Limits) -> Iterator[Fenc
             death = worker.death
         elif at_s - max(worker.heard_at_s or 0.0, state.listening_since_s) > silence_s:
             death = Death("heartbeat_lost", None, f"no heartbeat for {silence_s:g} s")
+        elif (lost := _lost(state, worker, limits)) is not None:
+            death = lost
         else:
             continue
         count = len(worker.sessions)
         yield Fence(worker.name, death.reason, death.culprit, death.detail, count)
+
+
+def _lost(state: SchedulerState, worker: Worker, limits: Limits) -> Death | None:
+    """Whether a worker has lost a session: one that was placed on it and that it does not name.
+
+    It may yet have it, so the session cannot simply be placed elsewhere: two would run it. A single
+    session moves after its worker's release, and whoever lost it will not release it. So the worker
+    goes as a whole, like a dead one, and nothing of what it may still do gets in.
+
+    That it does not name a session can also be since that has ended: its end was published before,
+    so the stream has to be followed to well after the beat, not the clock alone.
+    """
+    if not worker.absent:
+        return None
+    session_id, absence = next(iter(worker.absent.items()))  # of all, the longest absent
+    if state.followed_until_s - absence.since_s <= limits.session_absent_limit_s:
+        return None
+    if worker.rounds - absence.since_rounds < ABSENT_ROUNDS_MIN:
+        return None
+    told = f"session {session_id} is in none of its heartbeats"
+    detail = f"{told} for {limits.session_absent_limit_s:g} s: its placement was lost"
+    return Death("heartbeat_lost", None, detail)
 
 
 def _overdue(state: SchedulerState, now: datetime) -> Iterator[RequestCancel]:

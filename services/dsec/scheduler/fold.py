@@ -9,7 +9,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from dsec.scheduler.admission import facts_digest
-from dsec.scheduler.state import Death, SchedulerState, Session, Worker
+from dsec.scheduler.state import Absence, Death, SchedulerState, Session, Worker
 from dsec_contracts import keys
 from dsec_contracts.envelope import Event
 from dsec_contracts.session import (
@@ -22,7 +22,7 @@ from dsec_contracts.session import (
     SessionRequested,
 )
 from dsec_contracts.spec import PolicyPublished, SpecRegistered
-from dsec_contracts.worker import WorkerFenced, WorkerHeartbeat
+from dsec_contracts.worker import HeartbeatCircumstance, WorkerFenced, WorkerHeartbeat
 
 # -- Events ----------------------------------------------------------------------------------------
 
@@ -195,3 +195,23 @@ def hear(state: SchedulerState, heartbeat: WorkerHeartbeat, at_s: float) -> None
     if fact.state == "dead" and worker.death is None:
         worker.death = Death(fact.death or "exit", fact.culprit, fact.detail)
     worker.ready = fact.state == "ready" and worker.death is None
+    _named(state, worker, heartbeat.circumstance, at_s)
+
+
+def _named(state: SchedulerState, worker: Worker, told: HeartbeatCircumstance, at_s: float) -> None:
+    """Compare what a worker names with what the stream has placed on it."""
+    if told.sessions_total is None or len(told.sessions) != len(told.attempts):
+        return
+    all_of_them = len(told.sessions) >= told.sessions_total
+    worker.rounds += 1.0 if all_of_them else len(told.sessions) / told.sessions_total
+    # An earlier attempt is not the placement that it has to answer for.
+    named = {
+        session_id
+        for session_id, attempt in zip(told.sessions, told.attempts, strict=True)
+        if session_id in worker.sessions and state.sessions[session_id].attempt == attempt
+    }
+    for session_id in named & worker.absent.keys():
+        del worker.absent[session_id]
+    for session_id in sorted(worker.sessions - named - worker.absent.keys()):
+        if state.sessions[session_id].status == "placed":
+            worker.absent[session_id] = Absence(at_s, worker.rounds)

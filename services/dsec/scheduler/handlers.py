@@ -81,6 +81,7 @@ class Scheduler:
             config.heartbeat_limit_s,
             config.session_lifecycle.max_restarts,
             config.worker_deaths_max,
+            config.session_absent_limit_s,
         )
         self.state = SchedulerState(monotonic())
         self._epoch = 0
@@ -152,10 +153,13 @@ class Scheduler:
             ):
                 self._caught_up.set()
                 log.info("leading, from position %d", self._position)
+            asked_s = self._monotonic()
             messages = await self._fetch(consumer)
             if messages:
                 await self._take(messages)
                 self._wake.set()
+            if len(messages) < FETCH_MESSAGES_MAX:
+                self.state.followed_until_s = asked_s  # there was no more to be had
 
     async def _fetch(self, consumer: Consumer) -> list[Message]:
         try:

@@ -81,6 +81,9 @@ class SchedulerConfig(Section):
     """How often a worker says that it is alive."""
     heartbeat_limit_s: Annotated[float, Field(gt=0, le=600)] = 4.0
     """A worker that is silent for longer is dead."""
+    session_absent_limit_s: Annotated[float, Field(gt=0, le=3_600)] = 60.0
+    """A worker that has not named a session for longer, though it was placed there and the stream
+    shows no end of it, has lost it, and is dead."""
     session_lifecycle: SessionLifecycle = SessionLifecycle()
     worker_deaths_max: Annotated[int, Field(ge=1, le=100_000, strict=True)] = 64
     """Deaths of workers that a session may see without being their cause; then it ends, code

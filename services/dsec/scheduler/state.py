@@ -79,6 +79,16 @@ class Death:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Since when a worker has not named a session that was placed on it."""
+
+    since_s: float
+    """On the clock of the heartbeats."""
+    since_rounds: float
+    """In rounds of its beats over all that it has."""
+
+
 @dataclass(slots=True)
 class Worker:
     """A worker that is not fenced."""
@@ -95,6 +105,10 @@ class Worker:
     sessions: set[UUID] = field(default_factory=set)
     """Those it has, and those whose placement is in flight."""
     lane_counts: dict[str, int] = field(default_factory=dict)
+    rounds: float = 0.0
+    """How often it has named all of its sessions, by the parts that each beat has room for."""
+    absent: dict[UUID, Absence] = field(default_factory=dict)
+    """Those it has by the stream and has not named since, the longest first."""
     fence_in_flight: bool = False
 
 
@@ -129,6 +143,8 @@ class SchedulerState:
         self.rejected_events: Bounded[str] = Bounded(REJECTED_EVENTS_MAX)
         self.early_cancels: Bounded[UUID] = Bounded(EARLY_CANCELS_MAX)
         self.listening_since_s = listening_since_s
+        self.followed_until_s = listening_since_s
+        """All that the stream had by then is in here; on the clock of the heartbeats."""
         self.review: set[UUID] = set()
         """Queued sessions that may have to end instead of being placed."""
         self.queued = 0
@@ -203,6 +219,7 @@ class SchedulerState:
         entry = self.workers.get(session.worker or "")
         if entry is not None and session.session_id in entry.sessions:
             entry.sessions.discard(session.session_id)
+            entry.absent.pop(session.session_id, None)
             entry.lane_counts[session.lane or ""] -= 1
         session.worker = session.lane = None
 
