@@ -1,0 +1,110 @@
+"""Migrations, COPY and views on the servers that people bring: every version that is installed.
+
+The rest of the suite runs on the one version that comes with DSec.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from dsec.platform import db
+from dsec.platform.bus import Message
+from dsec.platform.log import LogReader, Position
+from dsec.platform.stack import postgres
+from dsec.platform.stack.ports import free_port
+from dsec.platform.stack.process import ChildProcess
+from dsec.recorder.intake import read, table_of
+from dsec.recorder.writer import Commit, Floor, Writer
+from dsec_contracts import EVENTS
+
+INSTALLED = Path("/usr/lib/postgresql")
+EXAMPLES = Path(__file__).parents[2] / "contracts" / "examples"
+NOW = datetime(2026, 3, 3, tzinfo=UTC)
+VERSIONS = sorted(path.parents[1].name for path in INSTALLED.glob("*/bin/postgres"))
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture(params=VERSIONS or [None], ids=lambda version: f"postgresql-{version}")
+async def server_url(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[str]:
+    """The URL of an empty database on an installed server."""
+    if request.param is None:
+        pytest.skip(f"no PostgreSQL is installed in {INSTALLED}")
+    binaries = INSTALLED / request.param / "bin"
+    monkeypatch.setattr(postgres, "postgres_binary", lambda name: binaries / name)
+    options = postgres.PostgresOptions(
+        directory=tmp_path / "server",
+        log_path=tmp_path / "postgres.log",
+        port=free_port(),
+        password="for-tests-only",
+        fast_unsafe_for_tests=True,
+    )
+    child = ChildProcess(await postgres.prepare_postgres(options))
+    await child.wait_ready()
+    with psycopg.connect(options.url) as connection:
+        assert str(connection.info.server_version // 10_000) == request.param
+    try:
+        yield options.url
+    finally:
+        await child.stop()
+
+
+def examples() -> Any:
+    """Every published example of an event that is logged, as a table of rows."""
+    unused: Any = None
+    durable = {event.event_name() for event in EVENTS if event.durable}
+    paths = sorted(p for p in EXAMPLES.glob("*/*/*.json") if p.parts[-3] in durable)
+    readings = []
+    for sequence, path in enumerate(paths, 1):
+        example = json.loads(path.read_text())
+        body = json.dumps(example["body"]).encode()
+        message = Message("dsec.x", example["headers"], body, sequence, 1, NOW, unused)
+        readings.append(read(message, 1))
+    return table_of(readings)
+
+
+async def test_an_installed_server_takes_the_migrations_rows_and_views(server_url: str) -> None:
+    await asyncio.to_thread(db.migrate, server_url)
+    await asyncio.to_thread(db.check_schema, server_url)
+    table = examples()
+    last = max(table["sequence"].to_pylist())
+    writer = await Writer.connect(server_url)
+    await writer.start_epoch(Floor(1, NOW, 0, None))
+    assert await writer.ensure_partition(NOW, 12)
+    await writer.append(Commit(1, table, (), last, NOW))
+    await writer.append(Commit(1, table, (), last, NOW))  # through the stage: all are there
+    await writer.close()
+    reader = await LogReader.connect(server_url)
+    await reader.wait_floor(last, 5, epoch=1)
+    assert await reader.floor() == Position(1, last)
+    sessions = set(map(bytes, table["session_id"].to_pylist()))
+    with psycopg.connect(server_url) as connection:
+        rows = connection.execute("select session_id, count(*) from event_log group by 1")
+        counts = dict(rows.fetchall())
+        assert {session_id.bytes for session_id in counts} == sessions
+        for session_id, count in counts.items():
+            assert len(await reader.rows(session_id, upto=last, epoch=1)) == count
+        views = connection.execute("select viewname from pg_views where schemaname = 'public'")
+        found = {
+            name: len(
+                connection.execute(
+                    sql.SQL("select * from {}").format(sql.Identifier(name))
+                ).fetchall()
+            )
+            for (name,) in views.fetchall()
+        }
+    await reader.open_sessions()
+    await reader.close()
+    assert found["session_summary"] > 0
+    assert found["step_trace"] > 0
