@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any
@@ -29,7 +29,7 @@ from dsec.session.rerun import (
     Divergence,
     Recorded,
     RecordedInvalid,
-    rerun,
+    rerun_steps,
     undelivered,
 )
 from dsec_contracts import SYSTEM_SESSION, keys
@@ -72,6 +72,9 @@ class Seat:
     published_ns: int = 0
     """When the last step was published (monotonic): an unanswered one is published again."""
     repeats: int = 0
+    lost_memory_before_step: int = 0
+    """Of a session whose agent is not re-executed: what the agent's `step` kept of the steps before
+    this one was lost with an earlier attempt. 0: nothing was."""
 
     @property
     def raw_id(self) -> bytes:
@@ -250,21 +253,26 @@ class Opener:
             raise StartFailed("log_damaged", str(error)) from error
 
 
-def open_seat(seat: Seat, recorded: Recorded | None, on_step: Callable[[int], None]) -> Opening:
+def open_seat(seat: Seat, recorded: Recorded | None) -> Generator[int, None, Opening]:
     """Run the session's user code up to the point where it goes live. No I/O.
 
-    `on_step` is told each step that is executed again, for its deadline.
+    Yields each step before it is executed again: it has a deadline of its own, and a worker that
+    re-executes a long session has others to step meanwhile.
     """
     machine = seat.machine
     if recorded is None or recorded.reset is None:
+        yield 0
         output = machine.start()
         if isinstance(output, Ended):
             return Opening(seat, ended=output)
         return Opening(seat, started=output, pending=[] if recorded is None else recorded.inputs)
-    divergence = rerun(machine, recorded, on_step)
+    yield 0
+    divergence = yield from rerun_steps(machine, recorded)
     if divergence is not None:
         return Opening(seat, ended=diverged(divergence, recorded))
     seat.last = machine.last
+    if not machine.deterministic and machine.steps:
+        seat.lost_memory_before_step = machine.steps
     return Opening(seat, ended=machine.ended, pending=undelivered(recorded, machine))
 
 

@@ -13,7 +13,8 @@ import logging
 import os
 import signal
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Generator
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
@@ -244,17 +245,26 @@ class Worker:
             failed.recorded = recorded
             raise
 
-        def on_step(step: int) -> None:
-            self._running.enter(index, step, monotonic_ns())
-
         self._running.assign(index, placed.session_id, seat.step_deadline_s)
-        on_step(0)
-        try:
-            return open_seat(seat, recorded, on_step)
-        except MemoryError:
-            self._running.end_out_of_memory()
-        finally:
-            self._running.clear()
+        return await self._executed(open_seat(seat, recorded), index)
+
+    async def _executed(self, work: Generator[int, None, Opening], index: int) -> Opening:
+        """What opening a seat comes to. The lanes go on between slices of its time."""
+        step = next(work)
+        while True:
+            until = monotonic_ns() + int(self._settings.tick_slice_ms * 1e6)
+            try:
+                while (now := monotonic_ns()) < until:
+                    self._running.enter(index, step, now)
+                    step = next(work)
+            except StopIteration as done:
+                opening: Opening = done.value
+                return opening
+            except MemoryError:
+                self._running.end_out_of_memory()
+            finally:
+                self._running.clear()
+            await asyncio.sleep(0)
 
     async def _hand_back(self, event: SessionPlaced, index: int | None, reason: str) -> None:
         await self._release(event.fact, 0, reason[:200])
@@ -292,6 +302,13 @@ class Worker:
     async def _on_ended(self, seat: Seat, ended: Ended) -> None:
         placed = seat.placed
         cause = keys.step(seat.last.step) if seat.last else keys.placed(placed.attempt)
+        if seat.lost_memory_before_step and not ended.message:
+            ended = replace(
+                ended,
+                message="the agent is not re-executed (deterministic_mode: false): after a restart "
+                "it went on without what its step() kept from before step "
+                f"{seat.lost_memory_before_step}",
+            )
         await self._publish_end(placed, ended, cause)
         self._running.enter(seat.index, ended.steps, monotonic_ns())
         try:

@@ -8,7 +8,7 @@ error, and the first output that comes out differently is named with its field.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -234,12 +234,8 @@ class _NotInLog(Exception):
         self.actual = actual
 
 
-def rerun(
-    machine: SessionMachine, recorded: Recorded, on_step: Callable[[int], None] | None = None
-) -> Divergence | None:
+def rerun(machine: SessionMachine, recorded: Recorded) -> Divergence | None:
     """Drive a fresh machine through the record and name the first difference, if there is one.
-
-    `on_step` is told each step before its user code runs: a step has a deadline, a record has none.
 
     Afterwards, if all is equal, the machine stands where the log stops: at its end, or live with
     its last output unanswered. A log without a start and without an end leaves it untouched.
@@ -247,10 +243,23 @@ def rerun(
     The agent of a D1 session is not asked; the recorded actions drive the environment, and the
     agent hears its rewards.
     """
+    steps = rerun_steps(machine, recorded)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+
+
+def rerun_steps(
+    machine: SessionMachine, recorded: Recorded
+) -> Generator[int, None, Divergence | None]:
+    """`rerun`, step by step: yields each step before its user code runs, so that whoever drives it
+    can give a long record's steps a deadline each, and do other things between them."""
     if not machine.deterministic:
         machine.recorded_actions = recorded.decision
     try:
-        return _rerun(machine, recorded, _Named(recorded.inputs), on_step)
+        return (yield from _rerun(machine, recorded, _Named(recorded.inputs)))
     finally:
         machine.recorded_actions = None
 
@@ -270,11 +279,8 @@ def undelivered(recorded: Recorded, machine: SessionMachine) -> list[Input]:
 
 
 def _rerun(
-    machine: SessionMachine,
-    recorded: Recorded,
-    named: _Named,
-    on_step: Callable[[int], None] | None,
-) -> Divergence | None:
+    machine: SessionMachine, recorded: Recorded, named: _Named
+) -> Generator[int, None, Divergence | None]:
     if recorded.reset is None:
         if recorded.steps:
             return Divergence(None, "reset", None, "the log has steps and no start")
@@ -283,8 +289,7 @@ def _rerun(
         if divergence is not None:
             return divergence
     for step in recorded.steps:
-        if on_step is not None:
-            on_step(step.step)
+        yield step.step
         divergence = _rerun_step(machine, step, named)
         if divergence is not None:
             return divergence
