@@ -44,7 +44,7 @@ from dsec_contracts import (
 from dsec_contracts.canonical import encode
 from dsec_contracts.session import RequestFact, StartedFact
 from dsec_contracts.spec import SpecFact
-from dsec_contracts.worker import Culprit, HeartbeatFact
+from dsec_contracts.worker import Culprit, HeartbeatCircumstance, HeartbeatFact
 
 BEAT_S = 0.2
 CONFIG = """
@@ -99,6 +99,7 @@ class World:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     tasks: list[tuple[asyncio.Task[None], asyncio.Event]] = field(default_factory=list)
     beats: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    named: dict[str, list[UUID]] = field(default_factory=dict)
 
     # -- processes -----------------------------------------------------------------------------
 
@@ -187,8 +188,15 @@ class World:
 
     async def _beat(self, fact: HeartbeatFact) -> None:
         while True:
+            # A worker that names what it has, where the test says what that is.
+            has = self.named.get(fact.worker)
+            told = HeartbeatCircumstance(
+                sessions=has or [],
+                attempts=[1] * len(has or []),
+                sessions_total=None if has is None else len(has),
+            )
             await self.bus.publish_transient(
-                WorkerHeartbeat(fact=fact),
+                WorkerHeartbeat(fact=fact, circumstance=told),
                 fact.worker,
                 source="test",
                 time=utc_now(),

@@ -39,6 +39,11 @@ from dsec_contracts.worker import Culprit
 pytestmark = [pytest.mark.nats, pytest.mark.postgres]
 
 NO_INPUTS = encode([])
+CONFIG_ABSENT = """
+heartbeat_period_s: 0.5
+heartbeat_limit_s: 4.0
+session_absent_limit_s: 1.0
+"""
 
 
 async def cancel(world: Any, session_id: UUID) -> None:
@@ -191,6 +196,25 @@ async def test_a_silent_worker_is_fenced_first_and_its_sessions_move(world: Any)
     assert (ended.fact.status, ended.fact.code, ended.fact.steps) == ("cancelled", "cancelled", 0)
     assert ended.fact.chain == chain_end(chain, "cancelled", "cancelled", 0, 0, NO_INPUTS)
     assert ended.circumstance.attempt == 1
+
+
+async def test_a_worker_that_lost_a_session_is_fenced(world: Any) -> None:
+    world.lead(CONFIG_ABSENT)
+    world.worker("w1", capacity=2)
+    kept, lost = await world.request(), await world.request()
+    for fact in (kept, lost):
+        await world.placed(fact.session_id)
+    world.named["w1"] = [kept.session_id, lost.session_id]
+    await asyncio.sleep(1.5)
+    assert not world.events(WorkerFenced)
+    world.worker("w2")
+    world.named["w1"] = [kept.session_id]
+    again = await world.placed(lost.session_id, attempt=2)
+    assert again.fact.worker == "w2"
+    (fenced,) = world.events(WorkerFenced)
+    assert fenced.fact.worker == "w1"
+    assert str(lost.session_id) in fenced.circumstance.detail
+    await world.placed(kept.session_id, attempt=2)
 
 
 async def test_a_session_that_kills_its_worker_twice_ends(world: Any) -> None:
