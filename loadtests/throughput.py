@@ -21,7 +21,10 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from uuid import UUID
 
 import psutil
 from sqlalchemy import text
@@ -33,6 +36,7 @@ from dsec.platform.stack import ServiceCommand, Stack, StackOptions
 
 ENVIRONMENT = "CartPole-v1"
 RAW_SECONDS = 3.0
+WARM_UP_STEPS = 20
 BATCH_SECONDS_MAX = 240.0
 AGENT = '''
 class Agent:
@@ -58,12 +62,12 @@ def write_specs(directory: Path, max_steps: int) -> Path:
     (directory / "agent.py").write_text(AGENT)
     (directory / "agent_spec.yaml").write_text("entry: agent.py:Agent\n")
     (directory / "env_spec.yaml").write_text(f"entry: gymnasium:{ENVIRONMENT}\n")
-    session = directory / "session.yaml"
-    session.write_text(
-        "agent: agent_spec.yaml\nenv: env_spec.yaml\nreward: env\n"
-        f"seed: 1\nmax_steps: {max_steps}\n"
-    )
-    return session
+    for name, steps in (("session", max_steps), ("warm_up", WARM_UP_STEPS)):
+        (directory / f"{name}.yaml").write_text(
+            "agent: agent_spec.yaml\nenv: env_spec.yaml\nreward: env\n"
+            f"seed: 1\nmax_steps: {steps}\n"
+        )
+    return directory / "session.yaml"
 
 
 def raw_steps_per_s(seconds: float = RAW_SECONDS) -> float:
@@ -122,43 +126,88 @@ async def rewarded_between(engine: AsyncEngine, low: int, high: int) -> int:
         return int(found.scalar() or 0)
 
 
-async def batch(client: Client, engine: AsyncEngine, session: Path, n: int) -> tuple[float, int]:
-    """One batch through the stack: steps a second, and bytes a session in the workers."""
+def cpu_seconds() -> dict[str, float]:
+    """CPU time of this stack's processes so far, by what they are."""
+    total: dict[str, float] = {}
+    for process in psutil.Process().children(recursive=True):
+        try:
+            command, times = process.cmdline(), process.cpu_times()
+        except psutil.Error:
+            continue
+        if "--worker" in command:
+            name = "worker"
+        else:
+            modules = [part for part in command if part.startswith("dsec.")]
+            name = modules[0] if modules else command[0].split("/")[-1].split(":")[0]
+        total[name] = total.get(name, 0.0) + times.user + times.system
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Where the log stood, and what had been used, at one moment of a batch."""
+
+    at_s: float
+    floor: int
+    cpu_s: dict[str, float]
+
+
+async def sampled(engine: AsyncEngine, session_ids: Sequence[UUID]) -> tuple[list[Sample], int]:
+    """Samples of a batch until its first session ends, and the workers' memory at most."""
+    deadline = time.monotonic() + BATCH_SECONDS_MAX
+    samples: list[Sample] = []
+    memory = 0
+    while time.monotonic() < deadline:
+        await asyncio.sleep(0.5)
+        samples.append(Sample(time.perf_counter(), await floor(engine), cpu_seconds()))
+        if len(samples) % 4:
+            continue
+        memory = max(memory, workers_memory_bytes())
+        async with engine.connect() as connection:
+            found = await connection.execute(
+                text(
+                    "select count(*) from event_log where kind = 'session.ended' and "
+                    "session_id = any(:ids)"
+                ),
+                {"ids": list(session_ids)},
+            )
+            if found.scalar():
+                break  # from here on fewer run
+    return samples, memory
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one batch gave."""
+
+    steps_per_s: float
+    bytes_per_session: int
+    cpu_us_per_step: dict[str, float]
+
+
+async def batch(client: Client, engine: AsyncEngine, session: Path, n: int) -> Batch:
+    """One batch through the stack."""
     before = workers_memory_bytes()
     group = await client.request(session, count=n)
-    deadline = time.monotonic() + BATCH_SECONDS_MAX
-    samples: list[tuple[float, int]] = []
-    memory = before
-    done = 0
-    while done < n and time.monotonic() < deadline:
-        await asyncio.sleep(0.5)
-        samples.append((time.perf_counter(), await floor(engine)))
-        if len(samples) % 4 == 0:
-            memory = max(memory, workers_memory_bytes())
-            async with engine.connect() as connection:
-                found = await connection.execute(
-                    text(
-                        "select count(*) from event_log where kind = 'session.ended' and "
-                        "session_id = any(:ids)"
-                    ),
-                    {"ids": group.session_ids},
-                )
-                done = int(found.scalar() or 0)
-                if done > 0:
-                    break  # the first ended: from here on fewer run
+    samples, memory = await sampled(engine, group.session_ids)
     if len(samples) < 6:
         raise SystemExit("the batch was over before it could be measured: raise --steps")
     # Leave out the start, and the last interval, in which sessions ended.
     first, last = samples[len(samples) // 5], samples[-2]
-    steps = await rewarded_between(engine, first[1], last[1])
-    rate = steps / (last[0] - first[0])
+    steps = await rewarded_between(engine, first.floor, last.floor)
     await client.wait(group)
-    return rate, (memory - before) // n
+    used = {name: last.cpu_s[name] - first.cpu_s.get(name, 0.0) for name in last.cpu_s}
+    return Batch(
+        steps / (last.at_s - first.at_s),
+        (memory - before) // n,
+        {name: round(s / steps * 1e6, 1) for name, s in sorted(used.items()) if s > 0},
+    )
 
 
 async def measure(n: int, sync: str, pairs: int, steps_total: int) -> dict[str, object]:
     """One row of the result."""
-    rates, raws, memories = [], [], []
+    batches: list[Batch] = []
+    raws: list[float] = []
     with tempfile.TemporaryDirectory(prefix="dsec-throughput-") as name:
         directory = Path(name)
         session = write_specs(directory, max(steps_total // n, 40))
@@ -173,18 +222,21 @@ async def measure(n: int, sync: str, pairs: int, steps_total: int) -> dict[str, 
                 database_url=endpoints.database_url,
                 object_store_url=endpoints.object_store_url,
             ) as client:
+                # Imports and caches are a worker's, not its sessions'.
+                await client.wait(await client.request(session.with_name("warm_up.yaml"), count=2))
                 for number in range(pairs):
-                    rate, memory = await batch(client, engine, session, n)
+                    one = await batch(client, engine, session, n)
                     raw = await asyncio.to_thread(raw_steps_per_s)
                     print(
-                        f"{n} sessions, sync {sync}, pair {number + 1}: {rate:,.0f} durable, "
-                        f"{raw:,.0f} raw, ratio {rate / raw:.2f}",
+                        f"{n} sessions, sync {sync}, pair {number + 1}: "
+                        f"{one.steps_per_s:,.0f} durable, {raw:,.0f} raw, "
+                        f"ratio {one.steps_per_s / raw:.3f}, CPU us a step {one.cpu_us_per_step}",
                         file=sys.stderr,
                     )
-                    rates.append(rate)
+                    batches.append(one)
                     raws.append(raw)
-                    memories.append(memory)
             await engine.dispose()
+    rates = [one.steps_per_s for one in batches]
     ratios = [rate / raw for rate, raw in zip(rates, raws, strict=True)]
     return {
         "sessions": n,
@@ -192,7 +244,8 @@ async def measure(n: int, sync: str, pairs: int, steps_total: int) -> dict[str, 
         "raw_steps_per_s": round(statistics.median(raws)),
         "durable_steps_per_s": round(statistics.median(rates)),
         "ratio": round(statistics.median(ratios), 3),
-        "bytes_per_session": memories[0],
+        "bytes_per_session": batches[0].bytes_per_session,
+        "cpu_us_per_step": batches[-1].cpu_us_per_step,
     }
 
 
