@@ -1,13 +1,24 @@
-"""What a worker's death is taken for."""
+"""What workers are told, and what their death is taken for."""
 
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
 import signal
+from collections.abc import AsyncIterator, Mapping
 from uuid import UUID
 
+import psutil
 import pytest
+from tests.env_runtime.conftest import connected
 
 from dsec.env_runtime.running import EXIT_OUT_OF_MEMORY, Running
-from dsec.env_runtime.supervisor import judge
+from dsec.env_runtime.settings import EnvRuntimeSettings
+from dsec.env_runtime.supervisor import Child, Supervisor, judge
 from dsec.env_runtime.worker import EXIT_FENCED
+from dsec.platform.bus import Bus
+from dsec_contracts import WorkerHeartbeat, parse
 
 SESSION = UUID("0192f0c1-2345-7abc-8def-0123456789ab")
 RUNNING = Running(SESSION, 5, 0, 30.0)
@@ -41,3 +52,101 @@ def test_reasons(
 
 def test_a_fenced_worker_is_no_news() -> None:
     assert judge(EXIT_FENCED, None, None, out_of_memory=False) is None
+
+
+class Node:
+    """A supervisor in this process, with one real worker, and who beat how."""
+
+    def __init__(self, bus: Bus, settings: EnvRuntimeSettings, environment: Mapping[str, str]):
+        self.bus = bus
+        self.supervisor = Supervisor(settings, bus, environment)
+        self.beats: list[tuple[str, WorkerHeartbeat]] = []
+        self.stop = asyncio.Event()
+
+    async def on_beat(self, headers: Mapping[str, str], data: bytes) -> None:
+        event = parse(headers["ce-type"], data)
+        assert isinstance(event, WorkerHeartbeat)
+        self.beats.append((headers["ce-source"], event))
+
+    async def beating(self) -> Child:
+        """The worker, once it beats itself."""
+        async with asyncio.timeout(30):
+            while True:
+                for name, child in self.supervisor._children.items():
+                    if any(source.endswith(name) for source, _ in self.beats):
+                        return child
+                await asyncio.sleep(0.05)
+
+    def deaths(self, worker: str) -> int:
+        """How often the worker was said to be dead."""
+        facts = [beat.fact for _, beat in self.beats if beat.fact.worker == worker]
+        return sum(fact.state == "dead" for fact in facts)
+
+    async def died(self, worker: str, times: int = 1) -> None:
+        """Wait until the worker was said to be dead so often."""
+        async with asyncio.timeout(10):
+            while self.deaths(worker) < times:  # noqa: ASYNC110 - others publish it
+                await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def running(nats_url: str, environment: Mapping[str, str]) -> AsyncIterator[Node]:
+    settings = EnvRuntimeSettings(
+        nats_url=nats_url,
+        database_url="postgresql://me:hidden@127.0.0.1:1/nobody",
+        isolated_workers=0,
+        heartbeat_period_s=0.1,
+        log_level="WARNING",
+    )
+    async with connected(nats_url) as bus:
+        node = Node(bus, settings, environment)
+        await bus.listen("dsec.worker.heartbeat.*", node.on_beat)
+        task = asyncio.create_task(node.supervisor.run(node.stop))
+        try:
+            yield node
+        finally:
+            node.stop.set()
+            await asyncio.wait_for(task, 15)
+
+
+@pytest.mark.nats
+async def test_a_worker_knows_its_servers_and_user_code_finds_no_secret(nats_url: str) -> None:
+    secrets = {
+        "DSEC_NATS_URL": nats_url,
+        "DSEC_DATABASE_URL": "postgresql://me:hidden@host/log",
+        "AWS_SECRET_ACCESS_KEY": "hidden",
+        "UPSTREAM": "amqp://me:hidden@host/",
+    }
+    async with running(nats_url, os.environ | secrets | {"PLAIN": "seen"}) as node:
+        child = await node.beating()  # so it has found the bus
+        process = psutil.Process(child.process.pid)
+        environment = process.environ()
+        assert not secrets.keys() & environment.keys()
+        assert environment["PLAIN"] == "seen"
+        for told in (*environment.values(), *process.cmdline()):
+            assert "hidden" not in told
+            assert nats_url not in told
+
+
+@pytest.mark.nats
+async def test_a_dead_worker_is_said_to_be_dead_until_it_is_fenced(nats_url: str) -> None:
+    async with running(nats_url, os.environ) as node:
+        child = await node.beating()
+        subscriptions = len(node.bus._nc._subs)
+        child.process.kill()
+        await node.died(child.name, times=3)
+        await node.bus.fence(child.name, "test")
+        await asyncio.sleep(0.5)
+        said = node.deaths(child.name)
+        await asyncio.sleep(0.5)
+        assert node.deaths(child.name) == said
+        assert len(node.bus._nc._subs) == subscriptions  # a worker that died leaves none behind
+
+
+@pytest.mark.nats
+async def test_a_node_stops_though_nobody_has_fenced_its_dead_worker(nats_url: str) -> None:
+    async with running(nats_url, os.environ) as node:
+        child = await node.beating()
+        child.process.kill()
+        await node.died(child.name)
+    # `running` waits for the end, and not for long

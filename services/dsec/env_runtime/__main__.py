@@ -1,12 +1,14 @@
-"""Composition root: a node's supervisor, or, with `--worker`, one of its workers."""
+"""Composition root: a node's supervisor, or, with `--worker`, one of its workers.
+
+A worker reads its settings from standard input: in the environment or among the arguments, user
+code could read the passwords that are in them.
+"""
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import resource
-import signal
 import sys
 from pathlib import Path
 
@@ -15,9 +17,8 @@ import uvloop
 from dsec.env_runtime import supervisor, worker
 from dsec.env_runtime.settings import EnvRuntimeSettings
 from dsec.platform import virtual
+from dsec.platform.parent import die_with_parent
 from dsec.platform.settings import configure_logging
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
@@ -28,28 +29,25 @@ def main() -> int:
     parser.add_argument("--parent", type=int, help="the supervisor's pid; without it, it ends")
     parser.add_argument("--isolated", action="store_true", help="one session at a time")
     arguments = parser.parse_args()
-    settings = EnvRuntimeSettings()
     if arguments.worker is None:
+        settings = EnvRuntimeSettings()
         configure_logging("env-runtime", settings.log_level)
         uvloop.run(supervisor.serve(settings))
         return 0
-    configure_logging(arguments.worker, settings.log_level)
-    _bound_by_parent(settings.worker_memory_bytes_max)
+    die_with_parent()
     if arguments.parent is not None and os.getppid() != arguments.parent:
         return 0  # it died before it could be bound to
+    settings = EnvRuntimeSettings.model_validate_json(sys.stdin.readline())
+    configure_logging(arguments.worker, settings.log_level)
+    if sys.platform == "linux":
+        limit = settings.worker_memory_bytes_max
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     virtual.install()
     return uvloop.run(
         worker.serve(
             arguments.worker, arguments.slot, isolated=arguments.isolated, settings=settings
         )
     )
-
-
-def _bound_by_parent(memory_bytes_max: int) -> None:
-    """Die with the supervisor, and get no more memory than the node allows."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes_max, memory_bytes_max))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from time import monotonic_ns
 
 from dsec.env_runtime.packing import Row, heard, pack, split
 from dsec.env_runtime.running import RunningSlot
-from dsec.env_runtime.seats import Seat
+from dsec.env_runtime.seats import Seat, unpublishable
 from dsec.platform.bus import BadMessage, Bus, Consumer, Message, TooLarge
 from dsec.platform.clock import utc_now
 from dsec.platform.objects import ObjectStore
@@ -93,20 +93,20 @@ class Lane:
     async def run(self) -> None:
         """Tick for ever."""
         while True:
+            self._wake.clear()  # before it is looked at what there is, not after
             async with self._busy:
                 ticked = False if self._stopping else await self._advance()
             if ticked:
                 await self._await_answers()
             else:
-                self._wake.clear()
                 await self._wake.wait()
 
     async def _advance(self) -> bool:
         """Publish what is due, and one tick. False: nobody is ready."""
-        await self._publish_ends()
         if self._unanswered:
             unanswered, self._unanswered = self._unanswered, []
             await self._publish(unanswered, again=True)
+        await self._publish_ends()
         if not self._ready:
             return False
         ready, self._ready = self._ready, {}
@@ -139,6 +139,7 @@ class Lane:
                 slice_began = now = monotonic_ns()
                 if machine.ended is not None:  # cancelled meanwhile
                     continue
+            seat.chain_before = machine.chain
             self._running.enter(seat.index, machine.steps, now)
             try:
                 output = machine.step()
@@ -177,9 +178,10 @@ class Lane:
                     event_id=f"{self.name}.{self._tick}.{part}",
                     fence=self._worker,
                 )
-            except TooLarge:
+            except TooLarge as error:
                 if len(portion) == 1:
-                    raise
+                    self._end_unpublishable(portion[0], str(error), again=again)
+                    continue
                 # The estimate was too low; half of it fits, or half of that.
                 middle = len(portion) // 2
                 portions[:0] = [portion[:middle], portion[middle:]]
@@ -187,6 +189,19 @@ class Lane:
         published = monotonic_ns()
         for seat, _ in taken:
             seat.published_ns = published
+
+    def _end_unpublishable(self, row: Row, message: str, *, again: bool) -> None:
+        """End the one session whose step fits no message. The others go on."""
+        sender, _ = row
+        seat = self.seats.get(sender.session_id)
+        if seat is None or again:  # what is published again did fit
+            log.warning("lane %s: a step cannot be published again: %s", self.name, message)
+            return
+        seat.machine.ended = ended = unpublishable(seat, message)
+        # In place of another end that the session came to meanwhile: that counts this step.
+        self._ends = [(other, end) for other, end in self._ends if other is not seat]
+        self._ends.append((seat, ended))
+        self._waiting.discard(seat.raw_id)
 
     async def _rows(self, taken: list[tuple[Seat, Stepped]]) -> list[Row]:
         room = min(seat.inline_bytes_max for seat, _ in taken)
@@ -239,12 +254,16 @@ class Lane:
 
     # -- hearing -------------------------------------------------------------------------------
 
-    async def hear(self, consumer: Consumer) -> None:
-        """Feed answers to the sessions, for ever."""
-        while True:
+    async def hear(self, consumer: Consumer, previous: str | None = None) -> None:
+        """Feed answers to the sessions: for ever, or while any is here that came from `previous`
+        (the lane whose answers `consumer` gives)."""
+        while previous is None or self._has_from(previous):
             # One at a time: asked for more, the client waits for word that there are none.
             for message in await consumer.fetch(1, FETCH_WAIT_S):
                 self.take(message)
+
+    def _has_from(self, previous: str) -> bool:
+        return any(seat.placed.previous_lane == previous for seat in self.seats.values())
 
     def take(self, message: Message) -> None:
         """One answer."""
@@ -303,7 +322,10 @@ def _recorded(seat: Seat, stepped: Stepped, references: Mapping[bytes, bytes]) -
     """A step with references in place of large observations, or with none where none is kept."""
 
     def recorded(data: bytes) -> bytes:
-        return data if len(data) <= seat.inline_bytes_max else references.get(data, b"")
+        if len(data) <= seat.inline_bytes_max:
+            return data
+        # The same bytes may be another session's, which keeps them.
+        return references.get(data, b"") if seat.above == "reference" else b""
 
     return stepped._replace(
         observation=recorded(stepped.observation),

@@ -39,7 +39,10 @@ from dsec_contracts.step import STEP_FIELDS
 
 PROGRAMS_MAX = 64
 POLICIES_MAX = 16
+REWARD_SPECS_MAX = 1024
 SPEC_WAIT_S = 30.0
+UNPUBLISHABLE = "row_too_large"
+"""The code of a session whose start or step fits no message of the server."""
 
 
 class NotNow(Exception):
@@ -69,6 +72,8 @@ class Seat:
     above: str
     sender: Sender
     last: Stepped | None = None
+    chain_before: bytes | None = None
+    """The chain before the last step: an end that leaves that step out closes this one."""
     published_ns: int = 0
     """When the last step was published (monotonic): an unanswered one is published again."""
     repeats: int = 0
@@ -106,7 +111,7 @@ class Library:
         self._objects = objects
         self._programs: OrderedDict[tuple[str, str], tuple[Program, Interposition]] = OrderedDict()
         self._policies: OrderedDict[str, Any] = OrderedDict()
-        self._is_env_reward: dict[str, bool] = {}
+        self._is_env_reward: OrderedDict[str, bool] = OrderedDict()
 
     async def _content(self, spec_hash: str, kind: str, position: int) -> bytes:
         spec = await self._log.spec(spec_hash)
@@ -163,6 +168,9 @@ class Library:
                 raise StartFailed("spec_invalid", f"reward_fn_hash: {error}") from error
             assert isinstance(document, RewardDocument)
             self._is_env_reward[spec_hash] = document.entry == "env"
+        self._is_env_reward.move_to_end(spec_hash)
+        while len(self._is_env_reward) > REWARD_SPECS_MAX:
+            self._is_env_reward.popitem(last=False)
         return not self._is_env_reward[spec_hash]
 
     async def policy(self, version: str, position: int) -> Any:
@@ -294,6 +302,16 @@ def closing(code: str, message: str, recorded: Recorded | None) -> Ended:
     inputs = encode([])
     end = chain_end(chain, "failed", code, steps, episodes, inputs)
     return Ended("failed", code, steps, episodes, inputs, end, message)
+
+
+def unpublishable(seat: Seat, message: str) -> Ended:
+    """The end of a session whose last step cannot be published, and so did not happen."""
+    last, machine = seat.last, seat.machine
+    assert last is not None
+    steps, episodes = last.step, machine.episodes - (last.terminated or last.truncated)
+    inputs = encode([])
+    chain = chain_end(seat.chain_before, "failed", UNPUBLISHABLE, steps, episodes, inputs)
+    return Ended("failed", UNPUBLISHABLE, steps, episodes, inputs, chain, message)
 
 
 _DONE = slice(STEP_FIELDS.index("terminated"), STEP_FIELDS.index("truncated") + 1)

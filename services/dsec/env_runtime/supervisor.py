@@ -27,7 +27,9 @@ from dsec.env_runtime.running import EXIT_OUT_OF_MEMORY, Running, RunningSlot
 from dsec.env_runtime.settings import EnvRuntimeSettings
 from dsec.env_runtime.worker import EXIT_FENCED
 from dsec.platform.bus import Bus
+from dsec.platform.bus.retry import AWAY
 from dsec.platform.clock import utc_now
+from dsec.platform.user_environment import without_secrets
 from dsec_contracts import WorkerHeartbeat, subjects
 from dsec_contracts.worker import Culprit, DeathReason, HeartbeatCircumstance, HeartbeatFact
 
@@ -101,7 +103,7 @@ class Supervisor:
     ) -> None:
         self._settings = settings
         self._bus = bus
-        self._environment = {**environment, **WORKER_ENVIRONMENT}
+        self._environment = {**without_secrets(environment), **WORKER_ENVIRONMENT}
         self._directory = Path(tempfile.mkdtemp(prefix="dsec-workers-"))
         self._children: dict[str, Child] = {}
         self._stopping = False
@@ -162,8 +164,11 @@ class Supervisor:
             *arguments,
             *(["--isolated"] if isolated else []),
             env=self._environment,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
         )
+        assert process.stdin is not None
+        process.stdin.write(f"{self._settings.model_dump_json()}\n".encode())
+        process.stdin.close()
         log.info("worker %s started, pid %d", name, process.pid)
         return Child(name, isolated, process, slot)
 
@@ -223,18 +228,15 @@ class Supervisor:
     # -- saying --------------------------------------------------------------------------------
 
     async def _say_dead(self, child: Child, death: Death) -> None:
-        fenced = asyncio.Event()
-
-        async def on_fenced(_: Mapping[str, str], __: bytes) -> None:
-            fenced.set()
-
-        await self._bus.listen(subjects.fence(child.name), on_fenced)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DEAD_SAID_S_MAX):
-                while not fenced.is_set():
-                    await self._say_dead_once(child, death)
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(fenced.wait(), self._settings.heartbeat_period_s)
+        """Until it is fenced. Asked for, not listened to: a subscription for each worker that ever
+        died would stay."""
+        until = monotonic() + DEAD_SAID_S_MAX
+        while monotonic() < until and not self._stopping:
+            await self._say_dead_once(child, death)
+            await asyncio.sleep(self._settings.heartbeat_period_s)
+            with contextlib.suppress(*AWAY):
+                if await self._bus.last_sequence(subjects.fence(child.name)):
+                    return
 
     async def _say_dead_once(self, child: Child, death: Death) -> None:
         await self._beat(child, "dead", death)

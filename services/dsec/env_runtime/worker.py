@@ -23,6 +23,7 @@ from uuid import UUID
 from dsec.env_runtime.lane import Lane
 from dsec.env_runtime.running import RunningSlot
 from dsec.env_runtime.seats import (
+    UNPUBLISHABLE,
     Library,
     NotNow,
     Opener,
@@ -33,7 +34,8 @@ from dsec.env_runtime.seats import (
     open_seat,
 )
 from dsec.env_runtime.settings import EnvRuntimeSettings
-from dsec.platform.bus import BadMessage, Bus, Message, PublishRefused
+from dsec.platform.bus import BadMessage, Bus, Consumer, Message, PublishRefused, TooLarge
+from dsec.platform.bus.retry import AWAY
 from dsec.platform.clock import utc_now
 from dsec.platform.log import LogReader, LogUnavailable
 from dsec.platform.objects import ObjectStore
@@ -106,7 +108,8 @@ class Worker:
         self._seats: dict[UUID, Seat] = {}
         self._opening: dict[UUID, SessionPlaced] = {}
         self._cancels: OrderedDict[UUID, Input] = OrderedDict()
-        self._followed: set[str] = set()
+        self._followed: set[tuple[str, str]] = set()
+        self._follows = 0
         self._starts = asyncio.Semaphore(settings.starts_in_flight_max)
         self._group: asyncio.TaskGroup
         self._draining = False
@@ -145,7 +148,8 @@ class Worker:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 for lane in self._lanes.values():
-                    await self._follow(lane.name, lane, start)
+                    consumer = await self._replies(f"lane-{lane.name}", lane.name, start)
+                    self._spawn(lane.hear(consumer))
                     self._spawn(lane.run())
                 self._spawn(self._take_placements(placements))
                 self._spawn(self._heartbeat())
@@ -161,22 +165,34 @@ class Worker:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._group.create_task(work)
 
-    async def _follow(self, source: str, lane: Lane, start_sequence: int) -> None:
-        """Hear the answers that go to lane `source`, for the sessions of `lane`."""
-        name = f"lane-{source}" if source == lane.name else f"lane-{source}-for-{lane.name}"
-        if name in self._followed:
-            return
-        self._followed.add(name)
-        consumer = await self._bus.consumer(
+    async def _replies(self, name: str, lane: str, start_sequence: int) -> Consumer:
+        """The answers that go to a lane."""
+        return await self._bus.consumer(
             name,
-            [f"{kind}.{source}" for kind in REPLY_FILTERS],
+            [f"{kind}.{lane}" for kind in REPLY_FILTERS],
             start_sequence=start_sequence,
             ack="none",
             inactive_s=CONSUMER_INACTIVE_S,
         )
-        self._spawn(lane.hear(consumer))
 
-    async def _take_placements(self, consumer: Any) -> None:
+    async def _follow(self, previous: str, lane: Lane, start_sequence: int) -> None:
+        """Hear the answers that go to `previous` too, while `lane` has sessions from there."""
+        if (previous, lane.name) in self._followed:
+            return
+        self._followed.add((previous, lane.name))
+        self._follows += 1  # a name of its own: the one before may be on its way out
+        name = f"lane-{previous}-for-{lane.name}-{self._follows}"
+        consumer = await self._replies(name, previous, start_sequence)
+        self._spawn(self._hear_previous(previous, lane, consumer))
+
+    async def _hear_previous(self, previous: str, lane: Lane, consumer: Consumer) -> None:
+        await lane.hear(consumer, previous)
+        self._followed.discard((previous, lane.name))
+        await consumer.close()
+        with contextlib.suppress(*AWAY):  # then the server removes it once it is idle
+            await self._bus.delete_consumer(consumer.name)
+
+    async def _take_placements(self, consumer: Consumer) -> None:
         while True:
             for message in await consumer.fetch(256, 5.0):
                 try:
@@ -275,7 +291,10 @@ class Worker:
     async def _go_live(self, event: SessionPlaced, opening: Opening, position: int) -> None:
         seat, placed = opening.seat, event.fact
         if opening.started is not None:
-            await self._publish_started(seat, opening)
+            try:
+                await self._publish_started(seat, opening)
+            except TooLarge as error:
+                opening.ended = closing(UNPUBLISHABLE, str(error), None)
         if opening.ended is not None:
             await self._on_ended(seat, opening.ended)
             return
@@ -470,8 +489,6 @@ FINGERPRINT = _fingerprint()
 
 async def serve(name: str, slot: Path, *, isolated: bool, settings: EnvRuntimeSettings) -> int:
     """Run a worker until it is told to stop. Returns the exit code."""
-    for variable in [name for name in os.environ if name.startswith("DSEC_")]:
-        del os.environ[variable]  # user code runs here; where the log is, is not its business
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)

@@ -1,0 +1,121 @@
+"""Opening a session: handed back while something is away, ended where it can never start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.env_runtime.conftest import AGENT, REWARD_SPEC, Code, World, code_of, request_of
+
+from dsec.env_runtime import seats
+from dsec.env_runtime.running import RunningSlot
+from dsec.env_runtime.seats import Library
+from dsec.platform.log import LogReader
+from dsec.platform.stack.ports import free_port
+from dsec.session.documents import RewardDocument, seal
+from dsec.session.program import load_program
+from dsec_contracts import SessionEnded, SpecRegistered
+from dsec_contracts.spec import SpecFact
+
+pytestmark = [pytest.mark.nats, pytest.mark.postgres]
+
+
+def forget(code: Code) -> None:
+    """A worker is a new process, where nothing is loaded yet."""
+    for namespace in load_program(*code.agent, *code.env).namespaces:
+        namespace.unload()
+
+
+async def test_a_placement_while_the_database_is_away_is_handed_back(world: World) -> None:
+    await world.worker(database_url=f"postgresql://127.0.0.1:{free_port()}/nobody")
+    request = await world.run_session()
+    released = await world.released(request.session_id)
+    assert "database cannot be asked" in released.circumstance.reason
+    assert not world.events(SessionEnded, request.session_id)
+
+
+async def test_a_restart_while_the_recorder_is_behind_is_handed_back(world: World) -> None:
+    await world.worker(restart_wait_s=0.3)
+    code = code_of()
+    request = request_of(code)
+    await world.place(request, attempt=2)
+    released = await world.released(request.session_id)
+    assert released.fact.attempt == 2
+    assert "the log has not come to" in released.circumstance.reason
+    assert not world.events(SessionEnded, request.session_id)
+
+
+async def test_a_first_attempt_waits_for_its_specs_and_is_handed_back_without_them(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seats, "SPEC_WAIT_S", 0.3)
+    await world.worker()
+    request = await world.run_session()  # nothing is recorded
+    released = await world.released(request.session_id)
+    assert "Is the recorder running?" in released.circumstance.reason
+
+
+async def test_a_spec_that_the_log_has_passed_without_having_it_ends_the_session(
+    world: World,
+) -> None:
+    world.record()
+    await world.worker()
+    request = request_of(code_of())  # nobody registered it
+    await world.place(request)
+    ended = await world.ended(request.session_id)
+    assert (ended.fact.status, ended.fact.code) == ("failed", "spec_not_found")
+    assert ended.fact.steps == 0
+
+
+async def test_code_that_does_not_load_ends_with_its_code(world: World) -> None:
+    world.record()
+    await world.worker()
+    request = await world.run_session(code_of(agent="import no_such_module_anywhere\n"))
+    ended = await world.ended(request.session_id)
+    assert (ended.fact.status, ended.fact.code) == ("failed", "agent_load_failed")
+    assert "no_such_module_anywhere" in ended.circumstance.message
+
+
+async def test_the_end_of_code_that_loads_no_longer_closes_the_log_of_earlier_attempts(
+    world: World, tmp_path: Path
+) -> None:
+    world.record()
+    absent = tmp_path / "absent"
+    code = code_of(agent=f"import os\nassert not os.path.exists({str(absent)!r})\n" + AGENT)
+    run = await world.worker()
+    request = await world.run_session(code, max_steps=50)
+    [first] = await world.stepped(request.session_id, 1)
+    await world.reward(first)
+    last = (await world.stepped(request.session_id, 2))[1]
+    await run.close()
+    del world.runs["w1"]
+
+    forget(code)
+    absent.touch()
+    await world.worker("w2")
+    await world.place(request, "w2", 2, previous_lane="w1-0")
+    ended = await world.ended(request.session_id)
+    assert (ended.fact.code, ended.fact.steps) == ("agent_load_failed", last.step + 1)
+    absent.unlink()
+    verdict = await world.verdict(request)
+    assert verdict.first_divergence is None
+    assert (verdict.complete, verdict.steps) == (True, 2)
+
+
+async def test_what_is_known_of_reward_specs_is_bounded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seats, "REWARD_SPECS_MAX", 2)
+    world.record()
+    specs = [REWARD_SPEC]
+    specs += [seal("reward", RewardDocument(weights={"a": float(n)}), {}) for n in range(3)]
+    for spec_hash, content in specs:
+        fact = SpecFact(spec_hash=spec_hash, kind="reward", content=content)
+        at = await world.publish(SpecRegistered(fact=fact), spec_hash)
+    reader = await LogReader.connect(world.database_url)
+    slot = RunningSlot(world.folder / "slot", 1, create=True)
+    library = Library(reader, None, slot)
+    for spec_hash, _ in specs:
+        assert not await library.wants_prior(spec_hash, at)
+    assert list(library._is_env_reward) == [spec_hash for spec_hash, _ in specs[-2:]]
+    await reader.close()

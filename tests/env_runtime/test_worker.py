@@ -1,0 +1,355 @@
+"""A worker on real servers: what it takes, what it publishes, and how it gives up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.env_runtime.conftest import AGENT, ENV, Probe, World, code_of, request_of
+
+from dsec.env_runtime.worker import Worker
+from dsec.platform.bus import BusError, Message, PublishRefused
+from dsec_contracts import (
+    SessionCancelRequested,
+    SessionEnded,
+    SessionPlaced,
+    SessionReleased,
+    SessionStarted,
+    WorkerHeartbeat,
+    parse,
+)
+
+pytestmark = [pytest.mark.nats, pytest.mark.postgres]
+
+PROBED_AGENT = f"""{AGENT}
+    def on_reward(self, *_):
+        import probe
+        probe.note("deliver")
+"""
+PROBED_ENV = f"""
+import probe
+probe.note("import")
+{ENV}
+class Probed(Env):
+    def reset(self, **options):
+        probe.note("start")
+        return super().reset(**options)
+    def step(self, action):
+        probe.note("step")
+        return super().step(action)
+    def close(self):
+        probe.note("close")
+Env = Probed
+"""
+SLOW_ENV = ENV.replace("self.n += 1", "self.n += 1; import time; time.sleep(0.02)")
+
+
+async def heartbeats(world: World) -> list[WorkerHeartbeat]:
+    """Heartbeats from now on, as they come."""
+    found: list[WorkerHeartbeat] = []
+
+    async def on_beat(headers: Mapping[str, str], data: bytes) -> None:
+        event = parse(headers["ce-type"], data)
+        assert isinstance(event, WorkerHeartbeat)
+        found.append(event)
+
+    await world.bus.listen("dsec.worker.heartbeat.*", on_beat)
+    return found
+
+
+# -- seats -------------------------------------------------------------------------------------
+
+
+async def test_a_session_runs_from_its_placement_to_its_end_and_verifies(world: World) -> None:
+    world.record()
+    world.answering = True
+    await world.worker()
+    request = await world.run_session(max_steps=4)
+    ended = await world.ended(request.session_id)
+    assert (ended.fact.status, ended.fact.steps) == ("completed", 4)
+    assert len(world.events(SessionStarted, request.session_id)) == 1
+    verdict = await world.verdict(request)
+    assert (verdict.ok, verdict.complete) == (True, True)
+
+
+async def test_a_placement_without_a_free_seat_is_handed_back(world: World) -> None:
+    world.record()
+    await world.worker(sessions_per_worker_max=1)
+    first = await world.run_session()
+    await world.stepped(first.session_id, 1)
+    second = await world.run_session()
+    released = await world.released(second.session_id)
+    assert released.circumstance.reason == "no seat is free"
+    assert not world.events(SessionEnded, second.session_id)
+
+
+async def test_a_seat_is_free_again_after_an_end(world: World) -> None:
+    world.record()
+    world.answering = True
+    await world.worker(sessions_per_worker_max=1)
+    for _ in range(3):
+        request = await world.run_session()
+        assert (await world.ended(request.session_id)).fact.code == "max_steps"
+
+
+# -- fence and drain -----------------------------------------------------------------------------
+
+
+async def test_after_its_fence_a_worker_gets_nothing_in_and_its_run_ends(world: World) -> None:
+    world.record()
+    run = await world.worker()
+    request = await world.run_session()
+    [row] = await world.stepped(request.session_id, 1)
+    await world.bus.fence("w1", "test")
+    await world.reward(row)
+    with pytest.raises(PublishRefused) as refused:
+        await asyncio.wait_for(run.task, 10)
+    assert refused.value.reason == "fenced"
+    await asyncio.sleep(0.2)
+    assert len(world.steps(request.session_id)) == 1
+
+
+async def test_a_drain_releases_every_live_session_and_steps_none_afterwards(
+    world: World,
+) -> None:
+    world.record()
+    world.answering = True
+    run = await world.worker(lanes_per_worker=2)
+    beats = await heartbeats(world)
+    code = code_of()
+    await world.register(code)
+    requests = [request_of(code, max_steps=100_000) for _ in range(6)]
+    for n, request in enumerate(requests):
+        await world.place(request, lane=f"w1-{n % 2}")
+    for request in requests:
+        await world.stepped(request.session_id, 5)
+    run.stop.set()
+    await asyncio.wait_for(run.task, 10)
+    assert "draining" in {beat.fact.state for beat in beats}
+    await asyncio.sleep(0.3)
+    for request in requests:
+        released = await world.released(request.session_id)
+        rows = world.steps(request.session_id)
+        assert released.circumstance.reason == "drain"
+        assert released.circumstance.steps == len(rows)
+        assert rows[-1].message.sequence < position_of(world, SessionReleased, request.session_id)
+
+
+def position_of(world: World, kind: type[Any], session_id: UUID) -> int:
+    """Where the first event of a kind about a session lies in the stream."""
+    return next(
+        message.sequence
+        for message, event in world.seen
+        if isinstance(event, kind) and event.fact.session_id == session_id
+    )
+
+
+# -- cancels -------------------------------------------------------------------------------------
+
+
+async def test_a_cancel_that_comes_before_its_placement_counts(world: World) -> None:
+    world.record()
+    await world.worker()
+    code = code_of()
+    await world.register(code)
+    request = request_of(code)
+    await world.cancel(request.session_id)
+    await world.place(request)
+    ended = await world.ended(request.session_id)
+    assert (ended.fact.status, ended.fact.code) == ("cancelled", "cancelled")
+    assert ended.fact.steps == 0
+    assert not world.steps(request.session_id)
+
+
+async def test_a_cancel_during_opening_counts(world: World) -> None:
+    run = await world.worker()
+    request = await world.run_session()  # it waits for its specs: nothing is recorded
+    await world.until(lambda: request.session_id in run.worker._opening)
+    await world.cancel(request.session_id)
+    await world.until(lambda: request.session_id in run.worker._cancels)
+    world.record()
+    ended = await world.ended(request.session_id)
+    assert (ended.fact.status, ended.fact.steps) == ("cancelled", 0)
+    assert (await world.verdict(request)).first_divergence is None
+
+
+async def test_a_cancel_while_the_session_waits_for_a_reward_counts(world: World) -> None:
+    world.record()
+    await world.worker()
+    request = await world.run_session()
+    await world.stepped(request.session_id, 1)
+    await world.cancel(request.session_id)
+    ended = await world.ended(request.session_id)
+    assert (ended.fact.status, ended.fact.steps) == ("cancelled", 1)
+    verdict = await world.verdict(request)
+    assert (verdict.first_divergence, verdict.complete) == (None, True)
+
+
+# -- replies to a lane that died -----------------------------------------------------------------
+
+
+async def test_a_replaced_session_hears_what_went_to_its_previous_lane_while_it_lives(
+    world: World,
+) -> None:
+    world.record()
+    first = await world.worker()
+    request = await world.run_session(max_steps=2)
+    [row] = await world.stepped(request.session_id, 1)
+    await first.close()
+    del world.runs["w1"]
+
+    second = await world.worker("w2")
+    await world.place(request, "w2", 2, previous_lane="w1-0")
+    await world.until(lambda: request.session_id in second.worker._seats)
+    await world.reward(row, lane="w1-0")
+    last = (await world.stepped(request.session_id, 2))[1]
+    assert (last.step, last.lane, last.attempt) == (1, "w2-0", 2)
+    assert "lane-w1-0-for-w2-0-1" in await world.consumers()
+
+    await world.reward(last)
+    ended = await world.ended(request.session_id)
+    assert (ended.fact.code, ended.fact.steps) == ("max_steps", 2)
+    assert (await world.verdict(request)).ok
+    async with asyncio.timeout(15):
+        while "lane-w1-0-for-w2-0-1" in await world.consumers():  # noqa: ASYNC110 - the server's
+            await asyncio.sleep(0.1)
+    assert not second.worker._followed
+
+
+# -- the running slot ----------------------------------------------------------------------------
+
+
+async def test_the_slot_names_session_and_step_while_user_code_runs_and_nobody_otherwise(
+    world: World, probe: Probe
+) -> None:
+    world.record()
+    run = await world.worker()
+    probe.slot = run.slot
+    request = await world.run_session(code_of(PROBED_AGENT, PROBED_ENV), max_steps=2)
+    for n in range(2):
+        row = (await world.stepped(request.session_id, n + 1))[n]
+        assert run.slot.read() is None
+        await world.reward(row)
+    await world.ended(request.session_id)
+    await world.until(lambda: "close" in [where for where, _ in probe.notes])
+    assert run.slot.read() is None
+    assert [(where, running and running.step) for where, running in probe.notes] == [
+        ("import", 0),
+        ("start", 0),
+        ("step", 0),
+        ("deliver", 1),
+        ("step", 1),
+        ("deliver", 2),
+        ("close", 2),
+    ]
+    assert {running.session_id for _, running in probe.notes if running} == {request.session_id}
+
+
+async def test_each_step_of_a_re_execution_has_a_deadline_of_its_own(
+    world: World, probe: Probe
+) -> None:
+    world.record()
+    world.answering = True
+    first = await world.worker()
+    probe.slot = first.slot
+    request = await world.run_session(code_of(PROBED_AGENT, PROBED_ENV), max_steps=100_000)
+    await world.stepped(request.session_id, 20)
+    world.answering = False
+    await first.close()
+    del world.runs["w1"]
+
+    second = await world.worker("w2")
+    probe.slot = second.slot
+    probe.notes.clear()
+    await world.place(request, "w2", 2, previous_lane="w1-0")
+    await world.until(lambda: request.session_id in second.worker._seats)
+    again = [running for where, running in probe.notes if where == "step"]
+    assert len(again) >= 20
+    assert [running and running.step for running in again] == list(range(len(again)))
+    assert {running.session_id for running in again if running} == {request.session_id}
+    since = [running.since_ns for running in again if running]
+    assert len(set(since)) == len(since)
+
+
+async def test_re_executing_a_long_record_gives_way_to_heartbeats_and_other_sessions(
+    world: World,
+) -> None:
+    world.record()
+    world.answering = True
+    first = await world.worker()
+    request = await world.run_session(code_of(env=SLOW_ENV), max_steps=100_000)
+    await world.stepped(request.session_id, 60)
+    await first.close()
+    del world.runs["w1"]
+
+    second = await world.worker("w2", heartbeat_period_s=0.1)
+    code = code_of()
+    await world.register(code)
+    other = request_of(code, max_steps=100_000)
+    await world.place(other, "w2")
+    await world.stepped(other.session_id, 3)
+    beats = await heartbeats(world)
+    await world.place(request, "w2", 2, previous_lane="w1-0")
+    await world.until(lambda: request.session_id in second.worker._opening)
+    began, beaten, stepped = monotonic(), len(beats), len(world.steps(other.session_id))
+    await world.until(lambda: request.session_id in second.worker._seats)
+    assert monotonic() - began > 1.0
+    assert len(beats) - beaten >= 3
+    assert len(world.steps(other.session_id)) - stepped >= 10
+
+
+# -- placements, their acknowledgement, and their consumer ---------------------------------------
+
+
+class Dies(Exception):
+    """The worker dies."""
+
+
+class DiesTaking(Worker):
+    """A worker that dies while it takes what was delivered."""
+
+    def _place(self, event: SessionPlaced, message: Message) -> None:
+        raise Dies
+
+    def _cancel(self, event: SessionCancelRequested) -> None:
+        raise Dies
+
+
+@pytest.mark.parametrize("what", ["placement", "cancel"])
+async def test_what_a_worker_died_taking_was_not_acknowledged(world: World, what: str) -> None:
+    run = await world.worker(kind=DiesTaking)
+    request = request_of(code_of())
+    if what == "placement":
+        await world.place(request)
+    else:
+        await world.cancel(request.session_id)
+    with pytest.raises(ExceptionGroup) as died:
+        await asyncio.wait_for(run.task, 10)
+    assert died.group_contains(Dies)
+    await asyncio.sleep(0.2)
+    [state] = [state for state in await world.bus.consumers() if state.name == "worker-w1"]
+    assert state.ack_pending == 1
+
+
+async def test_what_a_worker_took_is_acknowledged(world: World) -> None:
+    world.record()
+    world.answering = True
+    await world.worker()
+    request = await world.run_session()
+    await world.ended(request.session_id)
+    [state] = [state for state in await world.bus.consumers() if state.name == "worker-w1"]
+    assert (state.pending, state.ack_pending) == (0, 0)
+
+
+@pytest.mark.parametrize("consumer", ["worker-w1", "lane-w1-0"])
+async def test_a_consumer_that_is_gone_ends_the_worker(world: World, consumer: str) -> None:
+    run = await world.worker()
+    await asyncio.sleep(0.2)
+    await world.bus.delete_consumer(consumer)
+    with pytest.raises(ExceptionGroup) as gone:
+        await asyncio.wait_for(run.task, 10)
+    assert gone.group_contains(BusError, match=f"{consumer} is gone")
