@@ -30,6 +30,8 @@ from dsec_contracts.worker import HeartbeatCircumstance, HeartbeatFact
 
 pytestmark = [pytest.mark.postgres, pytest.mark.nats]
 
+DATABASE_AWAY_S = 20.0
+
 
 async def dead_letters(rig: Any) -> list[Any]:
     consumer = await rig.bus.consumer(f"look-{uuid.uuid4().hex}", ["dsec.dead.>"], ack="none")
@@ -144,7 +146,7 @@ async def test_the_database_goes_away_and_comes_back(
             await server.stop()
             for n in range(1, 41):  # longer than ack_wait_s, so that the server delivers again
                 last = await rig.publish(make.stepped([sid], [n]), "l1")
-                await asyncio.sleep(0.06)
+                await asyncio.sleep(DATABASE_AWAY_S / 40)
             server = ChildProcess(await prepare_postgres(options))
             await server.wait_ready()
             await rig.floor_at(last, 20)
