@@ -31,6 +31,9 @@ from dsec.platform.clock import utc_now
 from dsec.platform.db import migrate
 from dsec.platform.log import LogReader
 from dsec.platform.objects import ObjectStore
+from dsec.platform.stack.nats_server import NatsServerOptions, nats_server_process
+from dsec.platform.stack.ports import free_port
+from dsec.platform.stack.process import ChildProcess
 from dsec.recorder.leadership import Recorder
 from dsec.recorder.settings import RecorderSettings
 from dsec.replay.verify import Verdict, session_config, verify
@@ -55,6 +58,8 @@ from dsec_contracts.session import CancelFact, PlacedCircumstance, PlacedFact, R
 from dsec_contracts.spec import SpecFact
 
 WAIT_S_MAX = 15.0
+PAYLOAD_BYTES_MAX = 20_000
+"""What the small server takes."""
 
 AGENT = """
 class Agent:
@@ -265,8 +270,7 @@ class WorkerRun:
 
     async def close(self) -> None:
         """End it as if its process had died."""
-        self.task.cancel()
-        await asyncio.wait([self.task])
+        await end([self.task])
         await self.reader.close()
         await self.bus.close()
         self.slot.close(remove=True)
@@ -364,10 +368,15 @@ class LaneRig(Wire):
 
     running: RunningSlot = field(init=False)
     lane: Lane = field(init=False)
+    stepping: asyncio.Task[None] = field(init=False)
     ends: list[tuple[Seat, Ended]] = field(default_factory=list)
 
     async def start(
-        self, objects: ObjectStore | None = None, *, reply_wait_s: float = 60.0
+        self,
+        objects: ObjectStore | None = None,
+        *,
+        lane_wait_ms: float = 50,
+        reply_wait_s: float = 60.0,
     ) -> None:
         """Make the lane and let it run and hear."""
 
@@ -381,13 +390,13 @@ class LaneRig(Wire):
             self.bus,
             self.running,
             objects,
-            lane_wait_ms=50,
+            lane_wait_ms=lane_wait_ms,
             reply_wait_s=reply_wait_s,
             tick_slice_ms=25,
             on_ended=on_ended,
         )
         consumer = await self.bus.consumer("lane-w1-0", ["dsec.reward.scored.w1-0"], ack="none")
-        self.spawn(self.lane.run())
+        self.stepping = self.spawn(self.lane.run())
         self.spawn(self.lane.hear(consumer))
 
     def seat(
@@ -463,25 +472,46 @@ async def connected(url: str) -> AsyncIterator[Bus]:
 
 
 async def end(tasks: list[asyncio.Task[Any]]) -> None:
-    """Cancel what still runs."""
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)
+    """Cancel what still runs: the bus client may lose a cancellation that comes with a message."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=0.5)
 
 
-@pytest.fixture
-async def world(nats_url: str, fresh_database_url: str, tmp_path: Path) -> AsyncIterator[World]:
+@contextlib.asynccontextmanager
+async def world_on(nats_url: str, database_url: str, folder: Path) -> AsyncIterator[World]:
     """An empty stream and an empty log; no recorder and no worker yet."""
-    await asyncio.to_thread(migrate, fresh_database_url)
+    await asyncio.to_thread(migrate, database_url)
     async with connected(nats_url) as bus:
-        made = World(nats_url, bus, tmp_path, database_url=fresh_database_url)
+        made = World(nats_url, bus, folder, database_url=database_url)
         made.spawn(made.follow())
         yield made
         made.recording.set()
         for run in made.runs.values():
             await run.close()
         await end(made.tasks)
+
+
+@pytest.fixture
+async def world(nats_url: str, fresh_database_url: str, tmp_path: Path) -> AsyncIterator[World]:
+    """See `world_on`."""
+    async with world_on(nats_url, fresh_database_url, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+async def small_nats_url(tmp_path: Path) -> AsyncIterator[str]:
+    """A server that takes small messages only."""
+    log, port = tmp_path / "nats.log", free_port()
+    options = NatsServerOptions(
+        tmp_path / "nats", log, port, "for-tests-only", max_payload_bytes=PAYLOAD_BYTES_MAX
+    )
+    child = ChildProcess(nats_server_process(options))
+    await child.wait_ready()
+    yield options.url
+    await child.stop()
 
 
 @pytest.fixture

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.env_runtime.conftest import LaneRig, code_of, connected, end
+from tests.env_runtime.conftest import PAYLOAD_BYTES_MAX, LaneRig, Row, code_of, connected, end
 
 from dsec.env_runtime.seats import UNPUBLISHABLE
 from dsec.platform.objects import ObjectStore
-from dsec.platform.stack.nats_server import NatsServerOptions, nats_server_process
-from dsec.platform.stack.ports import free_port
-from dsec.platform.stack.process import ChildProcess
 from dsec.session.chain import chain_end
+from dsec.session.io import Input, cancel_input, reward_input
 from dsec.session.observations import resolve
 from dsec_contracts import decode, encode
 from dsec_contracts.step import STEP_FIELDS
@@ -24,28 +22,23 @@ from dsec_contracts.step import STEP_FIELDS
 pytestmark = pytest.mark.nats
 
 INPUTS = STEP_FIELDS.index("inputs")
-PAYLOAD_BYTES_MAX = 20_000
 
 
 @pytest.fixture
-async def small(tmp_path: Path) -> AsyncIterator[LaneRig]:
+async def small(small_nats_url: str, tmp_path: Path) -> AsyncIterator[LaneRig]:
     """A rig whose server takes small messages only."""
-    folder = tmp_path / "nats"
-    options = NatsServerOptions(
-        folder,
-        tmp_path / "nats.log",
-        free_port(),
-        "for-tests-only",
-        max_payload_bytes=PAYLOAD_BYTES_MAX,
-    )
-    child = ChildProcess(nats_server_process(options))
-    await child.wait_ready()
-    async with connected(options.url) as bus:
-        made = LaneRig(options.url, bus, tmp_path)
+    async with connected(small_nats_url) as bus:
+        made = LaneRig(small_nats_url, bus, tmp_path)
         made.spawn(made.follow())
         yield made
         await end(made.tasks)
-    await child.stop()
+
+
+def answer(row: Row) -> Input:
+    """The reward of a step, as its lane hears it."""
+    cause = row.chain[:16]
+    fact = encode([row.step, 1, 1.0, {"env": [1.0, 1.0]}, cause])
+    return reward_input(row.step, 1.0, fact, cause)
 
 
 async def test_sessions_step_together_and_end_when_they_are_done(rig: LaneRig) -> None:
@@ -81,14 +74,27 @@ async def test_an_unanswered_step_is_published_again_ever_more_rarely(rig: LaneR
 
 async def test_an_answered_step_is_not_published_again(rig: LaneRig) -> None:
     await rig.start(reply_wait_s=0.0)
-    seat = rig.seat(max_steps=2)
+    seat = rig.seat(max_steps=9)
     rig.lane.join(seat)
     [row] = await rig.stepped(seat.request.session_id, 1)
-    await rig.reward(row)
-    await rig.until(lambda: seat.machine.steps == 2)
+    rig.lane.give(seat, answer(row))
     rig.lane.repeat_unanswered()
-    rows = await rig.stepped(seat.request.session_id, 3)
-    assert [row.step for row in rows] == [0, 1, 1]
+    rows = await rig.stepped(seat.request.session_id, 2)
+    assert [row.step for row in rows] == [0, 1]
+
+
+async def test_an_end_that_comes_while_steps_are_published_again_is_published_too(
+    rig: LaneRig,
+) -> None:
+    await rig.start(reply_wait_s=0.0)
+    seat = rig.seat()
+    rig.lane.join(seat)
+    await rig.stepped(seat.request.session_id, 1)
+    rig.lane.repeat_unanswered()
+    while rig.lane._unanswered:  # noqa: ASYNC110 - until the lane has taken them
+        await asyncio.sleep(0)
+    rig.lane.give(seat, cancel_input("cancelled"))  # the publish is on its way
+    await rig.until(lambda: rig.ends, timeout_s=5)
 
 
 async def test_answers_to_another_chain_another_step_or_given_before_change_nothing(
@@ -120,6 +126,21 @@ async def test_a_session_that_waits_for_long_does_not_hold_up_the_others(rig: La
         await rig.reward((await rig.stepped(quick.request.session_id, step + 1))[step])
     await rig.until(lambda: rig.ends)
     assert len(rig.steps(slow.request.session_id)) == 1
+
+
+async def test_a_lane_ends_when_it_is_cancelled_though_an_answer_comes_with_it(
+    rig: LaneRig,
+) -> None:
+    await rig.start(lane_wait_ms=60_000)
+    seat = rig.seat()
+    rig.lane.join(seat)
+    [row] = await rig.stepped(seat.request.session_id, 1)
+    await rig.until(lambda: rig.lane._answered._waiters)
+    rig.lane.give(seat, answer(row))
+    await asyncio.sleep(0)
+    rig.stepping.cancel()
+    await asyncio.wait([rig.stepping], timeout=1)
+    assert rig.stepping.cancelled()
 
 
 async def test_a_tick_over_the_message_limit_is_halved_until_it_fits(small: LaneRig) -> None:

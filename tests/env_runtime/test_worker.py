@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from time import monotonic
 from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.env_runtime.conftest import AGENT, ENV, Probe, World, code_of, request_of
+from tests.env_runtime.conftest import AGENT, ENV, Probe, World, code_of, request_of, world_on
 
+from dsec.env_runtime.seats import UNPUBLISHABLE
 from dsec.env_runtime.worker import Worker
 from dsec.platform.bus import BusError, Message, PublishRefused
 from dsec_contracts import (
@@ -96,6 +98,22 @@ async def test_a_seat_is_free_again_after_an_end(world: World) -> None:
         assert (await world.ended(request.session_id)).fact.code == "max_steps"
 
 
+async def test_a_start_that_fits_no_message_ends_its_session_and_not_the_worker(
+    small_nats_url: str, fresh_database_url: str, tmp_path: Path
+) -> None:
+    async with world_on(small_nats_url, fresh_database_url, tmp_path) as world:
+        world.record()
+        world.answering = True
+        await world.worker()
+        large = ENV.replace("np.float32), {}", "np.float32), {'b': b'i' * 30_000}")
+        request = await world.run_session(code_of(env=large))
+        ended = await world.ended(request.session_id)
+        assert (ended.fact.status, ended.fact.code) == ("failed", UNPUBLISHABLE)
+        assert (await world.verdict(request)).first_divergence is None
+        request = await world.run_session()
+        assert (await world.ended(request.session_id)).fact.code == "max_steps"
+
+
 # -- fence and drain -----------------------------------------------------------------------------
 
 
@@ -113,14 +131,31 @@ async def test_after_its_fence_a_worker_gets_nothing_in_and_its_run_ends(world: 
     assert len(world.steps(request.session_id)) == 1
 
 
+async def test_a_worker_that_is_fenced_under_load_ends_and_does_not_linger(world: World) -> None:
+    world.record()
+    world.answering = True
+    run = await world.worker(lanes_per_worker=8)
+    code = code_of()
+    await world.register(code)
+    requests = [request_of(code, max_steps=1_000_000) for _ in range(8)]
+    for n, request in enumerate(requests):
+        await world.place(request, lane=f"w1-{n}")
+    for request in requests:
+        await world.stepped(request.session_id, 5)
+    await world.bus.fence("w1", "test")
+    with pytest.raises(PublishRefused):
+        await asyncio.wait_for(asyncio.shield(run.task), 10)
+
+
 async def test_a_drain_releases_every_live_session_and_steps_none_afterwards(
     world: World,
 ) -> None:
     world.record()
     world.answering = True
-    run = await world.worker(lanes_per_worker=2)
+    store = f"file://{world.folder}/blobs"  # storing observations, a lane gives way in mid-tick
+    run = await world.worker(lanes_per_worker=2, object_store_url=store)
     beats = await heartbeats(world)
-    code = code_of()
+    code = code_of(kwargs={"size": 1000}, observations={"inline_bytes_max": 100})
     await world.register(code)
     requests = [request_of(code, max_steps=100_000) for _ in range(6)]
     for n, request in enumerate(requests):

@@ -92,7 +92,7 @@ class Lane:
 
     async def run(self) -> None:
         """Tick for ever."""
-        while True:
+        while not cancelled():
             self._wake.clear()  # before it is looked at what there is, not after
             async with self._busy:
                 ticked = False if self._stopping else await self._advance()
@@ -223,7 +223,9 @@ class Lane:
         if not self._waiting:
             return
         try:
-            await asyncio.wait_for(self._answered.wait(), self._lane_wait_s)
+            # Not `wait_for`, which may swallow a cancellation that comes with the answer.
+            async with asyncio.timeout(self._lane_wait_s):
+                await self._answered.wait()
         except TimeoutError:
             self._waiting = set()  # they join a later tick
 
@@ -257,7 +259,7 @@ class Lane:
     async def hear(self, consumer: Consumer, previous: str | None = None) -> None:
         """Feed answers to the sessions: for ever, or while any is here that came from `previous`
         (the lane whose answers `consumer` gives)."""
-        while previous is None or self._has_from(previous):
+        while not cancelled() and (previous is None or self._has_from(previous)):
             # One at a time: asked for more, the client waits for word that there are none.
             for message in await consumer.fetch(1, FETCH_WAIT_S):
                 self.take(message)
@@ -308,6 +310,16 @@ class Lane:
             self._wake.set()
         if not self._waiting:
             self._answered.set()
+
+
+def cancelled() -> bool:
+    """Whether the running task was cancelled.
+
+    `asyncio.wait_for`, which the bus client is built on, loses a cancellation that comes in the
+    same moment as the message: whoever fetches or publishes for ever has to look.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _large(seat: Seat, stepped: Stepped) -> set[bytes]:

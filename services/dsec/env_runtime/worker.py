@@ -20,7 +20,7 @@ from time import monotonic_ns
 from typing import Any
 from uuid import UUID
 
-from dsec.env_runtime.lane import Lane
+from dsec.env_runtime.lane import Lane, cancelled
 from dsec.env_runtime.running import RunningSlot
 from dsec.env_runtime.seats import (
     UNPUBLISHABLE,
@@ -193,7 +193,7 @@ class Worker:
             await self._bus.delete_consumer(consumer.name)
 
     async def _take_placements(self, consumer: Consumer) -> None:
-        while True:
+        while not cancelled():
             for message in await consumer.fetch(256, 5.0):
                 try:
                     event = message.event()
