@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 from tests.env_runtime.conftest import AGENT, ENV, Probe, World, code_of, request_of, world_on
 
+from dsec.env_runtime import worker
 from dsec.env_runtime.seats import UNPUBLISHABLE
 from dsec.env_runtime.worker import Worker
 from dsec.platform.bus import BusError, Message, PublishRefused
@@ -114,6 +115,34 @@ async def test_a_start_that_fits_no_message_ends_its_session_and_not_the_worker(
         assert (await world.ended(request.session_id)).fact.code == "max_steps"
 
 
+async def test_heartbeats_name_in_turn_all_sessions_live_or_not_started_yet(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "HEARTBEAT_SESSIONS_MAX", 1)
+    await world.worker(heartbeat_period_s=0.05)
+    opening = await world.run_session()  # it waits for its specs: nothing is recorded
+    beats = await heartbeats(world)
+    await world.until(lambda: named(beats) == {opening.session_id: "start"})
+    world.record()
+    await world.stepped(opening.session_id, 1)
+    live = await world.run_session()
+    await world.stepped(live.session_id, 1)
+    beats.clear()
+    await world.until(lambda: len(named(beats)) == 2)
+    assert named(beats) == {opening.session_id: "reward", live.session_id: "reward"}
+    assert {beat.circumstance.sessions_total for beat in beats} == {2}
+    assert {len(beat.circumstance.sessions) for beat in beats} == {1}
+
+
+def named(beats: list[WorkerHeartbeat]) -> dict[UUID, str]:
+    """The sessions that beats name, and what each was last said to wait for."""
+    found: dict[UUID, str] = {}
+    for beat in beats:
+        told = beat.circumstance
+        found |= dict(zip(told.sessions, told.waiting_on, strict=True))
+    return found
+
+
 # -- fence and drain -----------------------------------------------------------------------------
 
 
@@ -129,6 +158,17 @@ async def test_after_its_fence_a_worker_gets_nothing_in_and_its_run_ends(world: 
     assert refused.value.reason == "fenced"
     await asyncio.sleep(0.2)
     assert len(world.steps(request.session_id)) == 1
+
+
+async def test_a_fenced_worker_starts_no_session(world: World) -> None:
+    world.record()
+    run = await world.worker()
+    await world.bus.fence("w1", "test")
+    request = await world.run_session()
+    with pytest.raises(PublishRefused):
+        await asyncio.wait_for(run.task, 10)
+    await asyncio.sleep(0.2)
+    assert not world.events(SessionStarted, request.session_id)
 
 
 async def test_a_worker_that_is_fenced_under_load_ends_and_does_not_linger(world: World) -> None:

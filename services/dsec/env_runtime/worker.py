@@ -417,10 +417,18 @@ class Worker:
     async def beat(self, state: str) -> None:
         """One heartbeat."""
         self._beats += 1
-        seats = list(self._seats.items())
-        if len(seats) > HEARTBEAT_SESSIONS_MAX:  # a window that moves on with every beat
-            at = (self._beats * HEARTBEAT_SESSIONS_MAX) % len(seats)
-            seats = (seats[at:] + seats[:at])[:HEARTBEAT_SESSIONS_MAX]
+        told = [
+            (session_id, seat.placed.attempt, seat.machine.steps, seat.waiting_on)
+            for session_id, seat in self._seats.items()
+        ]
+        told += [
+            (session_id, event.fact.attempt, 0, "start")
+            for session_id, event in self._opening.items()
+        ]
+        total = len(told)
+        if total > HEARTBEAT_SESSIONS_MAX:  # a window that moves on with every beat
+            at = (self._beats * HEARTBEAT_SESSIONS_MAX) % total
+            told = (told[at:] + told[:at])[:HEARTBEAT_SESSIONS_MAX]
         fact = HeartbeatFact(
             worker=self.name,
             node=self._settings.node,
@@ -431,10 +439,11 @@ class Worker:
         )
         circumstance = HeartbeatCircumstance(
             pid=os.getpid(),
-            sessions=[session_id for session_id, _ in seats],
-            attempts=[seat.placed.attempt for _, seat in seats],
-            steps=[seat.machine.steps for _, seat in seats],
-            waiting_on=[seat.waiting_on for _, seat in seats],
+            sessions=[session_id for session_id, _, _, _ in told],
+            attempts=[attempt for _, attempt, _, _ in told],
+            steps=[steps for _, _, steps, _ in told],
+            waiting_on=[waiting_on for _, _, _, waiting_on in told],
+            sessions_total=total,
         )
         await self._bus.publish_transient(
             WorkerHeartbeat(fact=fact, circumstance=circumstance),
