@@ -143,6 +143,22 @@ async def test_a_lane_ends_when_it_is_cancelled_though_an_answer_comes_with_it(
     assert rig.stepping.cancelled()
 
 
+async def test_a_lane_that_stops_has_published_what_it_stepped_and_steps_no_more(
+    rig: LaneRig,
+) -> None:
+    await rig.start()
+    seat = rig.seat()
+    rig.lane.join(seat)
+    while seat.machine.awaiting is None:  # noqa: ASYNC110 - until it is stepped, not published
+        await asyncio.sleep(0)
+    assert await rig.lane.stop() == [seat]
+    assert seat.published_ns > 0
+    rig.lane.join(rig.seat())
+    [row] = await rig.stepped(seat.request.session_id, 1)
+    await asyncio.sleep(0.2)
+    assert rig.rows == [row]
+
+
 async def test_a_tick_over_the_message_limit_is_halved_until_it_fits(small: LaneRig) -> None:
     await small.start()
     seats = [small.seat(reward_spec=f"{n:x}" * 3000) for n in range(16)]  # more than is reckoned

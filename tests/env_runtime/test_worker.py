@@ -202,6 +202,9 @@ async def test_a_drain_releases_every_live_session_and_steps_none_afterwards(
         await world.place(request, lane=f"w1-{n % 2}")
     for request in requests:
         await world.stepped(request.session_id, 5)
+    lanes = run.worker._lanes.values()
+    while not any(lane._busy.locked() for lane in lanes):  # noqa: ASYNC110 - in mid-tick
+        await asyncio.sleep(0)
     run.stop.set()
     await asyncio.wait_for(run.task, 10)
     assert "draining" in {beat.fact.state for beat in beats}
