@@ -128,6 +128,9 @@ class PlacedCircumstance(Part):
 
     request: RequestFact
     reason: ShortText = "admitted"
+    epoch: int | None = None
+    """The epoch of the stream that the placement's position counts in. None: whoever placed it did
+    not say."""
 
 
 class SessionPlaced(Event):

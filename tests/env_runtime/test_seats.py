@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import time
+import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,15 +13,26 @@ from tests.env_runtime.conftest import AGENT, REWARD_SPEC, Code, World, code_of,
 
 from dsec.env_runtime import seats
 from dsec.env_runtime.running import RunningSlot
-from dsec.env_runtime.seats import Library
+from dsec.env_runtime.seats import Library, Tail
+from dsec.platform import virtual
 from dsec.platform.log import LogReader
 from dsec.platform.stack.ports import free_port
 from dsec.session.documents import RewardDocument, seal
 from dsec.session.program import load_program
-from dsec_contracts import SessionEnded, SpecRegistered
+from dsec_contracts import SessionEnded, SessionStarted, SpecRegistered
 from dsec_contracts.spec import SpecFact
 
+ORIGINAL_TIME = time.time
+
 pytestmark = [pytest.mark.nats, pytest.mark.postgres]
+
+
+@pytest.fixture
+def virtual_process() -> Iterator[None]:
+    """The process's clocks and chance redirected, as in a worker."""
+    virtual.install()
+    yield
+    virtual.uninstall()
 
 
 def forget(code: Code) -> None:
@@ -116,6 +131,53 @@ async def test_what_is_known_of_reward_specs_is_bounded(
     slot = RunningSlot(world.folder / "slot", 1, create=True)
     library = Library(reader, None, slot)
     for spec_hash, _ in specs:
-        assert not await library.wants_prior(spec_hash, at)
+        assert not await library.wants_prior(spec_hash, Tail(at, None))
     assert list(library._is_env_reward) == [spec_hash for spec_hash, _ in specs[-2:]]
     await reader.close()
+
+
+async def register_with_blob(world: World, code: Code) -> None:
+    """Register a program whose agent lies in the object store."""
+    specs = {"agent": code.agent, "env": code.env, "reward": REWARD_SPEC}
+    for kind, (spec_hash, content) in specs.items():
+        where = {"blob": "0" * 64} if kind == "agent" else {"content": content}
+        fact = SpecFact.model_validate({"spec_hash": spec_hash, "kind": kind} | where)
+        await world.publish(SpecRegistered(fact=fact), spec_hash)
+
+
+async def test_a_blob_that_is_not_there_ends_the_session(world: World, tmp_path: Path) -> None:
+    world.record()
+    await world.worker(object_store_url=tmp_path.as_uri())
+    code = code_of()
+    await register_with_blob(world, code)
+    request = request_of(code)
+    await world.place(request)
+    ended = await world.ended(request.session_id)
+    assert (ended.fact.status, ended.fact.code) == ("failed", "spec_not_found")
+
+
+async def test_an_object_store_that_is_away_hands_the_session_back(
+    world: World, tmp_path: Path
+) -> None:
+    world.record()
+    await world.worker(object_store_url=(tmp_path / "unmounted").as_uri())
+    code = code_of()
+    await register_with_blob(world, code)
+    request = request_of(code)
+    await world.place(request)
+    assert (await world.released(request.session_id)).circumstance.reason
+    assert not world.events(SessionEnded, request.session_id)
+
+
+@pytest.mark.usefixtures("virtual_process")
+async def test_a_start_names_the_clocks_that_a_package_captured(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = types.ModuleType("captured_early")
+    library.now = ORIGINAL_TIME  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "captured_early", library)
+    world.record()
+    await world.worker()
+    request = await world.run_session(code_of(agent="import captured_early\n" + AGENT))
+    [started] = await world.until(lambda: world.events(SessionStarted, request.session_id))
+    assert started.circumstance.fingerprint["undeclared_uses"] == "captured_early.now"

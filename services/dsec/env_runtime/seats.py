@@ -8,17 +8,19 @@ re-executes and compares, and then goes on live.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from time import monotonic_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsec.env_runtime.packing import Sender
 from dsec.env_runtime.running import RunningSlot
 from dsec.platform.interposition import interposition_for
 from dsec.platform.log import LogBehind, LogReader
-from dsec.platform.objects import ObjectStore, ObjectStoreError
+from dsec.platform.objects import BlobNotFound, ObjectStore, ObjectStoreError
+from dsec.platform.virtual import undeclared_uses
 from dsec.session.chain import chain_end
 from dsec.session.documents import RewardDocument, SpecError, unseal
 from dsec.session.io import Ended, Input, SessionConfig, Started, Stepped
@@ -37,12 +39,22 @@ from dsec_contracts.canonical import decode, encode
 from dsec_contracts.session import PlacedFact, RequestFact
 from dsec_contracts.step import STEP_FIELDS
 
+log = logging.getLogger(__name__)
+
 PROGRAMS_MAX = 64
 POLICIES_MAX = 16
 REWARD_SPECS_MAX = 1024
 SPEC_WAIT_S = 30.0
 UNPUBLISHABLE = "row_too_large"
 """The code of a session whose start or step fits no message of the server."""
+
+
+class Tail(NamedTuple):
+    """The position of an attempt's own placement: what came before it is in the log."""
+
+    sequence: int
+    epoch: int | None
+    """None where the placement does not say: the epoch that the log is in."""
 
 
 class NotNow(Exception):
@@ -71,6 +83,7 @@ class Seat:
     inline_bytes_max: int
     above: str
     sender: Sender
+    undeclared_uses: str = ""
     last: Stepped | None = None
     chain_before: bytes | None = None
     """The chain before the last step: an end that leaves that step out closes this one."""
@@ -102,6 +115,24 @@ class Opening:
     pending: list[Input] = field(default_factory=list)
 
 
+class Loaded(NamedTuple):
+    """A program, and what keeps its sessions apart."""
+
+    program: Program
+    interposition: Interposition
+    undeclared_uses: str
+    """The clocks and generators that packages behind it captured before they were redirected, as
+    `module.name` joined by commas: what they give is the process's own."""
+
+    @classmethod
+    def of(cls, program: Program) -> Loaded:
+        """Find out what a program needs."""
+        found = set().union(*(undeclared_uses(code) for code in program.namespaces))
+        if found:
+            log.warning("real clocks or chance, captured by a package: %s", sorted(found))
+        return cls(program, interposition_for(program), ", ".join(sorted(found)))
+
+
 class Library:
     """Programs and policies by hash, loaded once a worker. Bounded; the oldest go first."""
 
@@ -109,30 +140,33 @@ class Library:
         self._log = log
         self._running = running
         self._objects = objects
-        self._programs: OrderedDict[tuple[str, str], tuple[Program, Interposition]] = OrderedDict()
+        self._programs: OrderedDict[tuple[str, str], Loaded] = OrderedDict()
         self._policies: OrderedDict[str, Any] = OrderedDict()
         self._is_env_reward: OrderedDict[str, bool] = OrderedDict()
 
-    async def _content(self, spec_hash: str, kind: str, position: int) -> bytes:
+    async def _content(self, spec_hash: str, kind: str, tail: Tail) -> bytes:
         spec = await self._log.spec(spec_hash)
         if spec is None:
             # The scheduler saw it before it placed the session; the recorder may be behind.
-            await self._wait(position)
+            await self._wait(tail)
             spec = await self._log.spec(spec_hash)
         if spec is None:
             raise StartFailed("spec_not_found", f"{kind} spec {spec_hash} is not in the log")
         if spec.blob and not spec.content:
             if self._objects is None:
                 raise StartFailed("spec_not_found", f"spec {spec_hash} lies in an object store")
-            try:
-                return await asyncio.to_thread(self._objects.get, spec.blob)
-            except ObjectStoreError as error:
-                raise StartFailed("spec_not_found", str(error)) from error
+            return await self._blob(self._objects, spec.blob, "spec_not_found")
         return bytes(spec.content)
 
-    async def program(
-        self, request: RequestFact, index: int, position: int
-    ) -> tuple[Program, Interposition]:
+    async def _blob(self, objects: ObjectStore, key: str, code: str) -> bytes:
+        try:
+            return await asyncio.to_thread(objects.get, key)
+        except BlobNotFound as error:
+            raise StartFailed(code, str(error)) from error
+        except ObjectStoreError as error:
+            raise NotNow(str(error)) from error
+
+    async def program(self, request: RequestFact, index: int, tail: Tail) -> Loaded:
         """The program of a request. Its import is user code, run in the session's name.
 
         Raises:
@@ -140,8 +174,8 @@ class Library:
         """
         key = (request.agent_spec, request.env_spec)
         if key not in self._programs:
-            agent = await self._content(request.agent_spec, "agent", position)
-            env = await self._content(request.env_spec, "env", position)
+            agent = await self._content(request.agent_spec, "agent", tail)
+            env = await self._content(request.env_spec, "env", tail)
             if key not in self._programs:
                 self._running.enter(index, 0, monotonic_ns())
                 try:
@@ -152,16 +186,16 @@ class Library:
                     self._running.end_out_of_memory()
                 finally:
                     self._running.clear()
-                self._programs[key] = (program, interposition_for(program))
+                self._programs[key] = Loaded.of(program)
         self._programs.move_to_end(key)
         while len(self._programs) > PROGRAMS_MAX:
             self._programs.popitem(last=False)
         return self._programs[key]
 
-    async def wants_prior(self, spec_hash: str, position: int) -> bool:
+    async def wants_prior(self, spec_hash: str, tail: Tail) -> bool:
         """Whether a reward function needs the observation before the step."""
         if spec_hash not in self._is_env_reward:
-            content = await self._content(spec_hash, "reward", position)
+            content = await self._content(spec_hash, "reward", tail)
             try:
                 document, _ = unseal(content, "reward")
             except SpecError as error:
@@ -173,28 +207,26 @@ class Library:
             self._is_env_reward.popitem(last=False)
         return not self._is_env_reward[spec_hash]
 
-    async def policy(self, version: str, position: int) -> Any:
+    async def policy(self, version: str, tail: Tail) -> Any:
         """The state of a pinned policy, `name@version`, decoded anew for each session."""
         if version not in self._policies:
             key = keys.policy(*version.split("@", 1))
             row = await self._log.row(SYSTEM_SESSION, key)
             if row is None:
-                await self._wait(position)
+                await self._wait(tail)
                 row = await self._log.row(SYSTEM_SESSION, key)
             if row is None or self._objects is None:
                 raise StartFailed("policy_not_found", f"policy {version} cannot be had")
-            try:
-                blob = await asyncio.to_thread(self._objects.get, decode(row.fact)["blob"])
-            except ObjectStoreError as error:
-                raise StartFailed("policy_not_found", str(error)) from error
+            key = decode(row.fact)["blob"]
+            blob = await self._blob(self._objects, key, "policy_not_found")
             self._policies[version] = blob
             while len(self._policies) > POLICIES_MAX:
                 self._policies.popitem(last=False)
         return decode(self._policies[version])
 
-    async def _wait(self, position: int) -> None:
+    async def _wait(self, tail: Tail) -> None:
         try:
-            await self._log.wait_floor(position, SPEC_WAIT_S)
+            await self._log.wait_floor(tail.sequence, SPEC_WAIT_S, epoch=tail.epoch)
         except LogBehind as error:
             raise NotNow(str(error)) from error
 
@@ -208,15 +240,16 @@ class Opener:
         self._restart_wait_s = restart_wait_s
 
     async def prepare(
-        self, request: RequestFact, placed: PlacedFact, index: int, position: int
+        self, request: RequestFact, placed: PlacedFact, index: int, tail: Tail
     ) -> Seat:
         """Everything before the session's own code runs; `open_seat` runs it.
 
         Raises:
             StartFailed: with the code that the session ends with.
         """
-        program, interposition = await self._library.program(request, index, position)
-        state = await self._library.policy(request.policy, position) if request.policy else None
+        loaded = await self._library.program(request, index, tail)
+        program = loaded.program
+        state = await self._library.policy(request.policy, tail) if request.policy else None
         config = SessionConfig(
             seed=request.seed,
             max_steps=request.max_steps,
@@ -224,13 +257,13 @@ class Opener:
             episodes_max=program.env.episodes_max,
             policy_version=request.policy or "",
             policy_state=state,
-            wants_prior=await self._library.wants_prior(request.reward_fn_hash, position),
+            wants_prior=await self._library.wants_prior(request.reward_fn_hash, tail),
         )
         return Seat(
             request,
             placed,
             index,
-            SessionMachine(program, config, interposition),
+            SessionMachine(program, config, loaded.interposition),
             program.agent.step_deadline_s,
             program.env.observations.inline_bytes_max,
             program.env.observations.above,
@@ -240,9 +273,10 @@ class Opener:
                 (request.policy or "").encode(),
                 request.reward_fn_hash,
             ),
+            undeclared_uses=loaded.undeclared_uses,
         )
 
-    async def recorded(self, placed: PlacedFact, position: int) -> Recorded | None:
+    async def recorded(self, placed: PlacedFact, tail: Tail) -> Recorded | None:
         """What the log has of an earlier attempt, up to the position of this placement.
 
         Raises:
@@ -251,10 +285,10 @@ class Opener:
         if placed.attempt == 1:
             return None
         try:
-            await self._log.wait_floor(position, self._restart_wait_s)
+            await self._log.wait_floor(tail.sequence, self._restart_wait_s, epoch=tail.epoch)
         except LogBehind as error:
             raise NotNow(str(error)) from error
-        rows = await self._log.rows(placed.session_id, upto=position)
+        rows = await self._log.rows(placed.session_id, upto=tail.sequence, epoch=tail.epoch)
         try:
             return await asyncio.to_thread(Recorded.from_rows, rows)
         except (RecordedGap, RecordedInvalid) as error:

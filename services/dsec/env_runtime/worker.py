@@ -30,11 +30,12 @@ from dsec.env_runtime.seats import (
     Opening,
     Seat,
     StartFailed,
+    Tail,
     closing,
     open_seat,
 )
 from dsec.env_runtime.settings import EnvRuntimeSettings
-from dsec.platform.bus import BadMessage, Bus, Consumer, Message, PublishRefused, TooLarge
+from dsec.platform.bus import Author, BadMessage, Bus, Consumer, Message, PublishRefused, TooLarge
 from dsec.platform.bus.retry import AWAY
 from dsec.platform.clock import utc_now
 from dsec.platform.log import LogReader, LogUnavailable
@@ -96,6 +97,7 @@ class Worker:
         self.name = name
         self._settings = settings
         self._bus = bus
+        self._author = Author(bus, f"dsec/env-runtime/{name}", utc_now, fence=name)
         self._running = running
         self._objects = objects
         self._isolated = isolated
@@ -212,7 +214,7 @@ class Worker:
         if session_id in self._seats or session_id in self._opening:
             return
         self._opening[session_id] = event
-        self._spawn(self._open(event, message.sequence))
+        self._spawn(self._open(event, Tail(message.sequence, event.circumstance.epoch)))
 
     def _cancel(self, event: SessionCancelRequested) -> None:
         session_id, told = event.fact.session_id, event.circumstance
@@ -229,7 +231,7 @@ class Worker:
 
     # -- seats ---------------------------------------------------------------------------------
 
-    async def _open(self, event: SessionPlaced, position: int) -> None:
+    async def _open(self, event: SessionPlaced, tail: Tail) -> None:
         async with self._starts:
             placed = event.fact
             if not self._free:
@@ -238,7 +240,7 @@ class Worker:
             index = self._free.pop()
             self._running.assign(index, placed.session_id, LOAD_DEADLINE_S)
             try:
-                opening = await self._opened(event, index, position)
+                opening = await self._opened(event, index, tail)
             except (NotNow, LogUnavailable) as away:
                 log.warning("session %s is handed back: %s", placed.session_id, away)
                 await asyncio.sleep(HAND_BACK_PAUSE_S)
@@ -250,13 +252,13 @@ class Worker:
                 self._close(placed.session_id, index)
                 return
             if not self._draining:
-                await self._go_live(event, opening, position)
+                await self._go_live(event, opening, tail)
 
-    async def _opened(self, event: SessionPlaced, index: int, position: int) -> Opening:
+    async def _opened(self, event: SessionPlaced, index: int, tail: Tail) -> Opening:
         placed, request = event.fact, event.circumstance.request
-        recorded = await self._opener.recorded(placed, position)
+        recorded = await self._opener.recorded(placed, tail)
         try:
-            seat = await self._opener.prepare(request, placed, index, position)
+            seat = await self._opener.prepare(request, placed, index, tail)
         except StartFailed as failed:
             failed.recorded = recorded
             raise
@@ -288,7 +290,7 @@ class Worker:
         if index is not None:
             self._close(event.fact.session_id, index)
 
-    async def _go_live(self, event: SessionPlaced, opening: Opening, position: int) -> None:
+    async def _go_live(self, event: SessionPlaced, opening: Opening, tail: Tail) -> None:
         seat, placed = opening.seat, event.fact
         if opening.started is not None:
             try:
@@ -300,7 +302,7 @@ class Worker:
             return
         lane = self._lanes[placed.lane]
         if placed.previous_lane is not None:
-            await self._follow(placed.previous_lane, lane, position + 1)
+            await self._follow(placed.previous_lane, lane, tail.sequence + 1)
         self._seats[placed.session_id] = seat
         self._opening.pop(placed.session_id, None)
         seat.published_ns = monotonic_ns()
@@ -379,7 +381,7 @@ class Worker:
                 worker=self.name,
                 determinism="D2" if seat.machine.deterministic else "D1",
                 observation=observation,
-                fingerprint=FINGERPRINT,
+                fingerprint=_fingerprint_of(seat),
             ),
         )
         await self._send(
@@ -390,15 +392,12 @@ class Worker:
         )
 
     async def _send(self, event: Event, session_id: UUID, event_id: str, cause: str) -> None:
-        await self._bus.publish(
+        await self._author.publish(
             event,
             session_id,
-            source=f"dsec/env-runtime/{self.name}",
-            time=utc_now(),
-            event_id=event_id,
+            event_id,
+            keys.of(session_id, cause),
             session_id=session_id,
-            cause=keys.of(session_id, cause),
-            fence=self.name,
         )
 
     # -- the rest ------------------------------------------------------------------------------
@@ -445,12 +444,10 @@ class Worker:
             waiting_on=[waiting_on for _, _, _, waiting_on in told],
             sessions_total=total,
         )
-        await self._bus.publish_transient(
+        await self._author.publish_transient(
             WorkerHeartbeat(fact=fact, circumstance=circumstance),
             self.name,
-            source=f"dsec/env-runtime/{self.name}",
-            time=utc_now(),
-            event_id=f"{self.name}.beat.{self._beats}",
+            f"{self.name}.beat.{self._beats}",
         )
 
     async def _drain(self) -> None:
@@ -494,6 +491,11 @@ def _fingerprint() -> dict[str, str]:
 
 
 FINGERPRINT = _fingerprint()
+
+
+def _fingerprint_of(seat: Seat) -> dict[str, str]:
+    uses = seat.undeclared_uses
+    return {**FINGERPRINT, "undeclared_uses": uses} if uses else FINGERPRINT
 
 
 async def serve(name: str, slot: Path, *, isolated: bool, settings: EnvRuntimeSettings) -> int:

@@ -119,7 +119,9 @@ class Effects:
                 previous_lane=intent.previous_lane,
                 alone=intent.alone,
             ),
-            circumstance=PlacedCircumstance(request=intent.request, reason=intent.reason),
+            circumstance=PlacedCircumstance(
+                request=intent.request, reason=intent.reason, epoch=self._epoch
+            ),
         )
         try:
             await self._author.publish(
