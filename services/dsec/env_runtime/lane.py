@@ -16,6 +16,7 @@ from dsec.env_runtime.packing import Row, heard, pack, split
 from dsec.env_runtime.running import RunningSlot
 from dsec.env_runtime.seats import Seat, unpublishable
 from dsec.platform.bus import BadMessage, Bus, Consumer, Message, TooLarge
+from dsec.platform.cancellation import cancelled
 from dsec.platform.clock import utc_now
 from dsec.platform.objects import ObjectStore
 from dsec.session.io import Ended, Input, Stepped
@@ -310,16 +311,6 @@ class Lane:
             self._wake.set()
         if not self._waiting:
             self._answered.set()
-
-
-def cancelled() -> bool:
-    """Whether the running task was cancelled.
-
-    `asyncio.wait_for`, which the bus client is built on, loses a cancellation that comes in the
-    same moment as the message: whoever fetches or publishes for ever has to look.
-    """
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _large(seat: Seat, stepped: Stepped) -> set[bytes]:

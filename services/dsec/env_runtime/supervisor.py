@@ -28,6 +28,7 @@ from dsec.env_runtime.settings import EnvRuntimeSettings
 from dsec.env_runtime.worker import EXIT_FENCED
 from dsec.platform.bus import Bus
 from dsec.platform.bus.retry import AWAY
+from dsec.platform.cancellation import cancelled
 from dsec.platform.clock import utc_now
 from dsec.platform.user_environment import without_secrets
 from dsec_contracts import WorkerHeartbeat, subjects
@@ -176,7 +177,7 @@ class Supervisor:
 
     async def _watch(self) -> None:
         last_memory = last_beat = monotonic()
-        while True:
+        while not cancelled():
             await asyncio.sleep(WATCH_PERIOD_S)
             now = monotonic()
             for child in list(self._children.values()):

@@ -20,7 +20,7 @@ from time import monotonic_ns
 from typing import Any
 from uuid import UUID
 
-from dsec.env_runtime.lane import Lane, cancelled
+from dsec.env_runtime.lane import Lane
 from dsec.env_runtime.running import RunningSlot
 from dsec.env_runtime.seats import (
     UNPUBLISHABLE,
@@ -37,6 +37,7 @@ from dsec.env_runtime.seats import (
 from dsec.env_runtime.settings import EnvRuntimeSettings
 from dsec.platform.bus import Author, BadMessage, Bus, Consumer, Message, PublishRefused, TooLarge
 from dsec.platform.bus.retry import AWAY
+from dsec.platform.cancellation import cancelled
 from dsec.platform.clock import utc_now
 from dsec.platform.log import LogReader, LogUnavailable
 from dsec.platform.objects import ObjectStore
@@ -403,13 +404,13 @@ class Worker:
     # -- the rest ------------------------------------------------------------------------------
 
     async def _repeat_unanswered(self) -> None:
-        while True:
+        while not cancelled():
             await asyncio.sleep(self._settings.reply_wait_s / 4)
             for lane in self._lanes.values():
                 lane.repeat_unanswered()
 
     async def _heartbeat(self) -> None:
-        while True:
+        while not cancelled():
             await self.beat("ready")
             await asyncio.sleep(self._settings.heartbeat_period_s)
 

@@ -41,6 +41,7 @@ from faststream.nats.subscriber.usecases import PullStreamSubscriber
 from nats.aio.msg import Msg
 
 from dsec.platform.bus import Bus, BusError, Consumer, Message
+from dsec.platform.cancellation import cancelled
 from dsec_contracts import subjects
 
 log = logging.getLogger(__name__)
@@ -176,7 +177,7 @@ class ServiceApp:
     async def _watch(self) -> None:
         """Return never, but by raising."""
         loop = asyncio.get_running_loop()
-        while True:
+        while not cancelled():
             await asyncio.sleep(STALL_CHECK_S)
             idle_s = loop.time() - self._begun_s
             if self._busy or idle_s < STALL_LIMIT_S or not self._bus.connected:

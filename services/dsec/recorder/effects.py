@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import Any, Self
 
 from dsec.platform.bus import Bus, Consumer, Message
+from dsec.platform.cancellation import cancelled
 from dsec.recorder.intake import Reading, read
 from dsec.recorder.settings import RecorderSettings
 from dsec.recorder.writer import Floor
@@ -127,7 +128,7 @@ class Feed:
         loop = asyncio.get_running_loop()
         heard_at = loop.time()
         count = self._settings.batch_messages_max
-        while True:
+        while not cancelled():
             while self._full():
                 self._taken.clear()
                 await self._taken.wait()

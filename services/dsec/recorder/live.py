@@ -17,6 +17,7 @@ import psycopg
 from pydantic import ValidationError
 
 from dsec.platform.bus import Bus
+from dsec.platform.cancellation import cancelled
 from dsec.recorder.settings import RecorderSettings
 from dsec_contracts import Envelope, EnvelopeError, WorkerHeartbeat, subjects
 
@@ -74,7 +75,7 @@ class Live:
         Raises:
             psycopg.Error: the database is away.
         """
-        while True:
+        while not cancelled():
             await asyncio.sleep(self._settings.heartbeat_write_s)
             await self._write(connection)
 

@@ -20,6 +20,7 @@ from uuid import UUID
 import psycopg
 
 from dsec.platform.bus import Bus, ConsumerState, StreamState
+from dsec.platform.cancellation import cancelled
 from dsec.recorder.counters import Counters
 from dsec.recorder.effects import StreamSetBack, check_floor
 from dsec.recorder.settings import RecorderSettings
@@ -105,7 +106,7 @@ class Trimmer:
             StreamSetBack: the stream no longer is the one that the log has.
             psycopg.Error: the database is away. The bus's errors likewise.
         """
-        while True:
+        while not cancelled():
             await asyncio.sleep(self.settings.trim_period_s)
             await self.trim(connection)
 

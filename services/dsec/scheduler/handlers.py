@@ -16,6 +16,7 @@ from datetime import datetime
 from uuid import UUID
 
 from dsec.platform.bus import Bus, BusUnavailable, Consumer, Message
+from dsec.platform.cancellation import cancelled
 from dsec.platform.log import Position
 from dsec.scheduler.admission import Ask, AskMalformed, Prior
 from dsec.scheduler.decider import Limits, Tick, admit, decide
@@ -145,7 +146,7 @@ class Scheduler:
     # -- receive -------------------------------------------------------------------------------
 
     async def _follow(self, consumer: Consumer, target: int) -> None:
-        while True:
+        while not cancelled():
             if not self._leadership.sure:
                 raise LeadershipLost("it is not sure that nobody else leads")
             if not self._caught_up.is_set() and (
@@ -244,7 +245,7 @@ class Scheduler:
     async def _act(self) -> None:
         await self._caught_up.wait()
         looked_s = self._monotonic()
-        while True:
+        while not cancelled():
             if not self._leadership.sure:
                 raise LeadershipLost("it is not sure that nobody else leads")
             at_s = self._monotonic()
@@ -292,7 +293,7 @@ class Scheduler:
 
     async def _refill(self) -> None:
         await self._caught_up.wait()
-        while True:
+        while not cancelled():
             room = self._config.sessions_queued_max - self.state.queued
             room = min(room, REFILL_REQUESTS_MAX)
             more = False

@@ -1,0 +1,66 @@
+"""Rules of this house that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from dsec.platform.cancellation import cancelled
+
+SERVICES = Path(__file__).parents[2] / "services" / "dsec"
+LOOPING = ("scheduler", "env_runtime", "reward", "recorder")
+
+
+def endless_loops(source: str) -> Iterator[int]:
+    """The lines of `while True` loops of coroutines that wait for more than time."""
+    for function in ast.walk(ast.parse(source)):
+        if not isinstance(function, ast.AsyncFunctionDef):
+            continue
+        for loop in ast.walk(function):
+            if isinstance(loop, ast.While) and ast.unparse(loop.test) == "True":
+                waits = [node for node in ast.walk(loop) if isinstance(node, ast.Await)]
+                if any(not ast.unparse(w.value).startswith("asyncio.sleep(") for w in waits):
+                    yield loop.lineno
+
+
+def test_loops_of_services_end_when_they_are_cancelled() -> None:
+    files = [file for name in LOOPING for file in (SERVICES / name).rglob("*.py")]
+    files.append(SERVICES / "platform" / "app.py")
+    assert len(files) > 30
+    found = [
+        f"{file.name}:{line}"
+        for file in files
+        if file.name not in ("isolation.py",)  # talks to a process over pipes, not to the bus
+        for line in endless_loops(file.read_text())
+    ]
+    assert not found, f"use `while not cancelled()`: {found}"
+
+
+def test_the_rule_finds_what_it_is_for() -> None:
+    loop = "async def f():\n    while True:\n        await {}\n"
+    assert list(endless_loops(loop.format("consumer.fetch(1)"))) == [2]
+    assert not list(endless_loops(loop.format("asyncio.sleep(1)")))
+
+
+async def test_a_cancellation_that_a_client_lost_is_seen() -> None:
+    rounds = 0
+
+    async def client_call() -> None:
+        # As `asyncio.wait_for` does when the answer is there already.
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.01)
+
+    async def for_ever() -> None:
+        nonlocal rounds
+        while not cancelled():
+            await client_call()
+            rounds += 1
+
+    task = asyncio.create_task(for_ever())
+    await asyncio.sleep(0.05)
+    task.cancel()
+    await asyncio.wait_for(task, 1)
+    assert rounds > 1
