@@ -18,7 +18,7 @@ from dsec.env_runtime.seats import Seat, unpublishable
 from dsec.platform.bus import BadMessage, Bus, Consumer, Message, TooLarge
 from dsec.platform.cancellation import cancelled
 from dsec.platform.clock import utc_now
-from dsec.platform.objects import ObjectStore
+from dsec.platform.objects import ObjectStore, put_patiently
 from dsec.session.io import Ended, Input, Stepped
 from dsec.session.observations import reference
 from dsec_contracts import UnknownEvent
@@ -212,13 +212,15 @@ class Lane:
         ):
             return [(seat.sender, stepped) for seat, stepped in taken]
         large: set[bytes] = set().union(*(_large(seat, stepped) for seat, stepped in taken))
-        references = await asyncio.to_thread(self._store, large) if large else {}
+        references = await self._store(large)
         return [(seat.sender, _recorded(seat, stepped, references)) for seat, stepped in taken]
 
-    def _store(self, large: set[bytes]) -> dict[bytes, bytes]:
+    async def _store(self, large: set[bytes]) -> dict[bytes, bytes]:
         if self._objects is None:
             return {}  # nowhere to put them: not recorded, which rows say by being empty
-        return {data: reference(self._objects.put(data), len(data)) for data in large}
+        return {
+            data: reference(await put_patiently(self._objects, data), len(data)) for data in large
+        }
 
     async def _await_answers(self) -> None:
         if not self._waiting:

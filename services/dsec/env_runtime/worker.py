@@ -40,8 +40,9 @@ from dsec.platform.bus.retry import AWAY
 from dsec.platform.cancellation import cancelled
 from dsec.platform.clock import utc_now
 from dsec.platform.log import LogReader, LogUnavailable
-from dsec.platform.objects import ObjectStore
+from dsec.platform.objects import ObjectStore, put_patiently
 from dsec.session.io import Ended, Input, cancel_input
+from dsec.session.log_row import RecordedGap
 from dsec.session.observations import reference
 from dsec_contracts import (
     Event,
@@ -113,6 +114,8 @@ class Worker:
         self._cancels: OrderedDict[UUID, Input] = OrderedDict()
         self._followed: set[tuple[str, str]] = set()
         self._follows = 0
+        self._slices = asyncio.Lock()
+        """Held by whoever re-executes, for a slice of time and as long a pause."""
         self._starts = asyncio.Semaphore(settings.starts_in_flight_max)
         self._group: asyncio.TaskGroup
         self._draining = False
@@ -265,25 +268,32 @@ class Worker:
             raise
 
         self._running.assign(index, placed.session_id, seat.step_deadline_s)
-        return await self._executed(open_seat(seat, recorded), index)
+        try:
+            return await self._executed(open_seat(seat, recorded), index)
+        except RecordedGap as gap:
+            raise StartFailed("log_damaged", str(gap)) from gap
 
     async def _executed(self, work: Generator[int, None, Opening], index: int) -> Opening:
-        """What opening a seat comes to. The lanes go on between slices of its time."""
+        """What opening a seat comes to.
+
+        The sessions that are live keep half of the time, however many others are re-executed.
+        """
         step = next(work)
         while True:
-            until = monotonic_ns() + int(self._settings.tick_slice_ms * 1e6)
-            try:
-                while (now := monotonic_ns()) < until:
-                    self._running.enter(index, step, now)
-                    step = next(work)
-            except StopIteration as done:
-                opening: Opening = done.value
-                return opening
-            except MemoryError:
-                self._running.end_out_of_memory()
-            finally:
-                self._running.clear()
-            await asyncio.sleep(0)
+            async with self._slices:
+                began = monotonic_ns()
+                try:
+                    while (now := monotonic_ns()) - began < self._settings.tick_slice_ms * 1e6:
+                        self._running.enter(index, step, now)
+                        step = next(work)
+                except StopIteration as done:
+                    opening: Opening = done.value
+                    return opening
+                except MemoryError:
+                    self._running.end_out_of_memory()
+                finally:
+                    self._running.clear()
+                await asyncio.sleep((monotonic_ns() - began) / 1e9 if self._seats else 0)
 
     async def _hand_back(self, event: SessionPlaced, index: int | None, reason: str) -> None:
         await self._release(event.fact, 0, reason[:200])
@@ -371,7 +381,7 @@ class Worker:
             keep = seat.above == "reference" and self._objects is not None
             observation = b""
             if keep and self._objects is not None:
-                blob = await asyncio.to_thread(self._objects.put, started.observation)
+                blob = await put_patiently(self._objects, started.observation)
                 observation = reference(blob, len(started.observation))
         event = SessionStarted(
             fact=StartedFact(

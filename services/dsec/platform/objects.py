@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import logging
 import os
 import tempfile
 from pathlib import Path
 from urllib.parse import unquote, urlparse
+
+from tenacity import (
+    AsyncRetrying,
+    before_sleep_log,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_random_exponential,
+)
+
+log = logging.getLogger(__name__)
+
+PUT_WAIT_S_MAX = 600.0
+PUT_PAUSE_S_MIN = 0.1
+PUT_PAUSE_S_MAX = 5.0
 
 
 class ObjectStoreError(Exception):
@@ -74,3 +90,20 @@ class ObjectStore:
         if hashlib.sha256(data).hexdigest() != key:
             raise ObjectStoreError(f"blob {key[:12]} is damaged: its bytes do not match its name")
         return data
+
+
+async def put_patiently(store: ObjectStore, data: bytes) -> str:
+    """Store `data`, again and again while the store is away. Returns the key.
+
+    Raises:
+        ObjectStoreError: it was away for `PUT_WAIT_S_MAX`.
+    """
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type(ObjectStoreError),
+        wait=wait_random_exponential(multiplier=PUT_PAUSE_S_MIN, max=PUT_PAUSE_S_MAX),
+        stop=stop_after_delay(PUT_WAIT_S_MAX),
+        before_sleep=before_sleep_log(log, logging.WARNING),
+        reraise=True,
+    )
+    key: str = await retrying(asyncio.to_thread, store.put, data)
+    return key
