@@ -17,14 +17,20 @@ SESSION_AGE_MAX = timedelta(days=3650)
 SESSION_AHEAD_MAX = timedelta(days=1)
 SESSION_EARLIEST = datetime(2020, 1, 1, tzinfo=UTC)
 
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 SYSTEM_SESSION = UUID("016f5e66-e800-7000-8000-000000000000")
 """Events about no session (specs, policies, fences, rejections) are logged under this id, whose
 time is 2020-01-01T00:00:00Z."""
 
 
 def session_time(session_id: UUID) -> datetime:
-    """The creation time that a UUIDv7 carries, to the millisecond, in UTC."""
-    return datetime.fromtimestamp((session_id.int >> 80) / 1000, UTC)
+    """The creation time that a UUIDv7 carries, exact to the millisecond, in UTC.
+
+    Raises:
+        OverflowError: it lies behind the year 9999, as in an id that is none.
+    """
+    return _UNIX_EPOCH + timedelta(milliseconds=session_id.int >> 80)
 
 
 def check_session_id(value: UUID) -> UUID:

@@ -14,8 +14,8 @@ from dsec.client.publishing import RequestIncomplete
 from dsec.client.queries import Queries
 from dsec.platform.bus import Bus, BusUnavailable
 from dsec.platform.db import migrate
-from dsec.platform.log import session_at
 from dsec_contracts import SessionRequested
+from dsec_contracts.keys import session_time
 
 SESSION = {"agent": "a" * 64, "env": "b" * 64, "reward": "c" * 64, "seed": 7, "max_steps": 5}
 FIRST = UUID("01a22b73-29d2-725d-8e5a-7d7fb9de0398")
@@ -95,7 +95,7 @@ def end(log: psycopg.Connection, session_id: UUID, sequence: int) -> None:
         "insert into event_log (session_id, session_at, sequence, event_time, epoch, index, version"
         ", kind, key, fact, event_id) values (%s, %s, %s, now(), 1, 0, 1, 'session.ended', 'ended'"
         ", ''::bytea, 'e')",
-        [session_id, session_at(session_id), sequence],
+        [session_id, session_time(session_id), sequence],
     )
 
 

@@ -15,13 +15,14 @@ import pytest
 from dsec.client.client import Client
 from dsec.client.verification import verify_sessions
 from dsec.platform.db import migrate
-from dsec.platform.log import LogRow, session_at
 from dsec.reward.score import load_scorer
 from dsec.session.documents import AgentDocument, EnvDocument, RewardDocument, seal
 from dsec.session.io import SessionConfig
 from dsec.session.local import run_in_memory
+from dsec.session.log_row import LogRow
 from dsec.session.program import load_program
 from dsec_contracts import SYSTEM_SESSION, encode, keys
+from dsec_contracts.keys import session_time
 from dsec_contracts.session import RequestFact
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(150)]
@@ -72,7 +73,7 @@ class Log:
             reward_fn_hash=reward[0],
             seed=7,
             max_steps=STEPS,
-            creation_timestamp=session_at(session_id),
+            creation_timestamp=session_time(session_id),
         )
         program = load_program(*agent, *ENV)
         config = SessionConfig(7, STEPS)
@@ -93,13 +94,13 @@ class Log:
                 "index": 0,
                 "fact": encode(fact),
                 "event_id": f"spec.{spec_hash}",
-                "event_time": session_at(SYSTEM_SESSION),
+                "event_time": session_time(SYSTEM_SESSION),
             }
         )
 
     def _put(self, row: dict[str, Any]) -> None:
         self._sequence += 1
-        row |= {"sequence": self._sequence, "session_at": session_at(row["session_id"])}
+        row |= {"sequence": self._sequence, "session_at": session_time(row["session_id"])}
         if row.get("circumstance") is not None:
             row["circumstance"] = json.dumps(row["circumstance"])
         names = ", ".join(f'"{name}"' for name in row)

@@ -36,11 +36,11 @@ from dsec.platform.stack.ports import free_port
 from dsec.platform.stack.process import ChildProcess
 from dsec.recorder.leadership import Recorder
 from dsec.recorder.settings import RecorderSettings
-from dsec.replay.verify import Verdict, session_config, verify
+from dsec.replay.verify import Verdict, verify
 from dsec.session.documents import AgentDocument, EnvDocument, RewardDocument, seal
 from dsec.session.io import Ended
 from dsec.session.machine import SessionMachine
-from dsec.session.program import load_program
+from dsec.session.program import load_program, session_config
 from dsec_contracts import (
     Event,
     RewardScored,

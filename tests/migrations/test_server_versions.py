@@ -104,7 +104,7 @@ async def test_an_installed_server_takes_the_migrations_rows_and_views(server_ur
             )
             for (name,) in views.fetchall()
         }
-    await reader.open_sessions()
+    await reader.spec("0" * 64)
     await reader.close()
     assert found["session_summary"] > 0
     assert found["step_trace"] > 0

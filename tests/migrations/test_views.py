@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from dsec.platform import db
-from dsec.platform.log import session_at
 from dsec_contracts import SYSTEM_SESSION
+from dsec_contracts.keys import session_time
 
 pytestmark = pytest.mark.postgres
 NOW = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
@@ -36,7 +36,7 @@ class Log:
                 columns[name] = json.dumps(columns[name])
         row = {
             "session_id": session_id,
-            "session_at": session_at(session_id),
+            "session_at": session_time(session_id),
             "sequence": self.sequence,
             "event_time": NOW,
             "epoch": 1,
@@ -184,7 +184,7 @@ def test_placements_specs_and_policies(log: Log) -> None:
 
 def test_one_session_is_found_through_the_key_alone(log: Log) -> None:
     """Never a scan; with the session's time given, of one partition only."""
-    log.connection.execute("select event_log_partition(%s, 99)", (session_at(A),))
+    log.connection.execute("select event_log_partition(%s, 99)", (session_time(A),))
     log.connection.execute("set enable_seqscan = off")
     for view in ("session_summary", "reward_trace", "step_trace", "causal_edge"):
         (plan,) = log.one(

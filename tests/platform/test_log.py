@@ -17,8 +17,9 @@ import psycopg
 import pytest
 
 from dsec.platform.db import async_engine, migrate
-from dsec.platform.log import LogBehind, LogReader, LogUnavailable, Position, session_at
+from dsec.platform.log import LogBehind, LogReader, LogUnavailable, Position
 from dsec_contracts import SYSTEM_SESSION, canonical
+from dsec_contracts.keys import session_time
 
 pytestmark = pytest.mark.postgres
 NOW = datetime(2026, 5, 4, 3, 2, 1, 5, tzinfo=UTC)
@@ -39,7 +40,7 @@ class Log:
     ) -> None:
         row = {
             "session_id": session_id,
-            "session_at": session_at(session_id),
+            "session_at": session_time(session_id),
             "sequence": sequence,
             "event_time": NOW,
             "epoch": epoch,
@@ -96,10 +97,10 @@ async def test_the_rows_of_a_session_in_the_order_of_the_log(log: Log) -> None:
     for upto, epoch, count in ((8, 1, 0), (9, 1, 1), (7, 2, 3), (0, 3, 4)):
         assert len(await log.reader.rows(A, upto=upto, epoch=epoch)) == count
     assert await log.reader.rows(UUID(int=1)) == []
-    found = await log.reader.step_row(A, 1)
+    found = await log.reader.row(A, "step:1")
     assert found is not None
     assert found == rows[2] or found.key == rows[2].key  # a NaN is not equal to itself
-    assert await log.reader.step_row(A, 3) is None
+    assert await log.reader.row(A, "step:3") is None
     assert await log.reader.last_step(A) == 2
     assert await log.reader.last_step(B) is None
 
@@ -135,32 +136,6 @@ async def test_epochs_compare_first(log: Log) -> None:
     await log.reader.wait_floor(1000, 0.1, epoch=1)
     with pytest.raises(LogBehind):
         await log.reader.wait_floor(1, 0.1, epoch=2)
-
-
-async def test_open_sessions_are_those_without_an_end(log: Log) -> None:
-    for n, (session_id, key, kind) in enumerate(
-        [
-            (A, "requested", "session.requested"),
-            (B, "requested", "session.requested"),
-            (A, "placed:1", "session.placed"),
-            (A, "started", "session.started"),
-            (A, "released:1", "session.released"),
-            (A, "cancel_requested", "session.cancel_requested"),
-            (B, "placed:1", "session.placed"),
-        ],
-        1,
-    ):
-        log.put(session_id, key, kind, n)
-    log.put(A, "step:0", "session.stepped", 20, step=0)
-    log.put(B, "ended", "session.ended", 21)
-    rejected = UUID("01a22b62-cb9c-7845-b0fc-9a0059a193e6")
-    log.put(rejected, "requested", "session.requested", 30)
-    log.put(SYSTEM_SESSION, "rejected:e30", "session.rejected", 31)
-    found = [(r.session_id, r.key) for r in await log.reader.open_sessions()]
-    keys = ["requested", "placed:1", "started", "released:1", "cancel_requested"]
-    assert found == [(A, key) for key in keys]
-    log.put(SYSTEM_SESSION, "fenced:w1", "worker.fenced", 40)
-    assert [r.key for r in await log.reader.system_rows("worker.fenced")] == ["fenced:w1"]
 
 
 async def test_specs_come_back_byte_for_byte(log: Log) -> None:

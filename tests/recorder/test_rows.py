@@ -14,8 +14,9 @@ from dsec.platform.bus import Message
 from dsec.platform.schema import ROW_COLUMNS, event_log
 from dsec.recorder.columns import TABLES
 from dsec.recorder.intake import Cold, Hot, Reading, Unfit, read, table_of
-from dsec.recorder.rows import SCHEMA, Parked, natural_key, query_json, session_at, session_of
+from dsec.recorder.rows import SCHEMA, Parked, natural_key, query_json, session_of
 from dsec_contracts import EVENTS, SYSTEM_SESSION, Envelope, Event, SessionRejected, canonical
+from dsec_contracts.keys import session_time
 from dsec_contracts.session import RejectFact
 
 NOW = datetime(2026, 5, 4, 3, 2, 1, 123456, tzinfo=UTC)
@@ -68,7 +69,7 @@ def test_hot_columns_equal_a_loop_over_rows(make: Any) -> None:
     assert [r["key"] for r in rows] == ["step:0", "step:5", "step:70", "step:1"]
     assert [(r["sequence"], r["index"]) for r in rows] == [(2, 0), (2, 1), (2, 2), (3, 0)]
     assert [r["session_id"] for r in rows] == [i.bytes for i in [*ids, ids[0]]]
-    assert [r["session_at"] for r in rows] == [session_at(i) for i in [*ids, ids[0]]]
+    assert [r["session_at"] for r in rows] == [session_time(i) for i in [*ids, ids[0]]]
     assert [r["fact"] for r in rows] == first.row.fact.unpack() + second.row.fact.unpack()
     assert [str(r["value"]) for r in rows] == ["1.0", "-0.0", "inf", "2.0"]
     assert [r["observation"] for r in rows] == [None, b"o", None, None]

@@ -16,9 +16,9 @@ import pytest
 
 from dsec.platform.bus import Message
 from dsec.recorder.intake import read, table_of
-from dsec.recorder.rows import session_at
 from dsec.recorder.writer import Commit, Floor, RowsRefused, Writer
 from dsec_contracts import Envelope, Event
+from dsec_contracts.keys import session_time
 
 pytestmark = pytest.mark.postgres
 NOW = datetime(2026, 5, 4, 3, 2, 1, 123456, tzinfo=UTC)
@@ -78,7 +78,7 @@ async def test_values_arrive_bit_for_bit(log: Log, make: Any) -> None:
     assert [r[0] for r in rows] == steps
     assert [r[1] for r in rows] == [struct.pack(">d", v) for v in values]
     assert [r[2] for r in rows] == facts
-    assert {r[3:6] for r in rows} == {(sid, session_at(sid), NOW)}
+    assert {r[3:6] for r in rows} == {(sid, session_time(sid), NOW)}
     assert [r[6] for r in rows[:4]] == [b"\0", None, big, None]
     assert {r[7] for r in rows} == {2**40}
     ((circumstance,),) = log.query("select circumstance from event_log where key = 'requested'")
@@ -192,7 +192,7 @@ async def test_partitions_are_made_and_bounded_and_the_default_catches_the_rest(
         ("event_log_default",),
     ]
     # Rows of the month lie in the default partition: there they stay, and stay unique.
-    assert not await log.writer.ensure_partition(session_at(outside), 99)
+    assert not await log.writer.ensure_partition(session_time(outside), 99)
     assert await log.append((3, make.stepped([outside], [0]))) == []
     assert log.query("select count(*) from event_log") == [(2,)]
     assert log.query(partitions) == [(before + 1,)]

@@ -2,7 +2,6 @@
 
 import math
 from base64 import urlsafe_b64decode
-from dataclasses import replace
 
 import pytest
 
@@ -30,7 +29,7 @@ def rechained(rows, step, name, value):
         if row.step == step:
             fact[STEP_FIELDS.index(name)] = value
         chain = chain_next(chain, encode(fact))
-        result.append(replace(row, fact=encode(fact), chain=chain))
+        result.append(row._replace(fact=encode(fact), chain=chain))
     return result
 
 
@@ -58,7 +57,7 @@ async def test_it_reads_few_rows_of_long_sessions(rows):
     for k in range(n):
         fact = decode(steps[k % 40].fact)
         fact[0] = k
-        long.append(replace(steps[k % 40], step=k, key=f"step:{k}", fact=encode(fact)))
+        long.append(steps[k % 40]._replace(step=k, key=f"step:{k}", fact=encode(fact)))
     long = rechained(long, -1, "step", 0)
     for step in (0, 1, 1234, 2047, 2998, 2999):
         difference = await compare(long, rechained(long, step, "info", {"x": 1}))
@@ -84,7 +83,7 @@ async def test_sessions_of_different_lengths(cartpole, rows):
     [("status", "failed"), ("code", "oom"), ("steps", 3), ("episodes", 3), ("inputs", "gA==")],
 )
 async def test_different_ends(rows, name, value):
-    end = replace(rows[-1], fact=encode({**decode(rows[-1].fact), name: value}))
+    end = rows[-1]._replace(fact=encode({**decode(rows[-1].fact), name: value}))
     first = (await compare(rows, [*rows[:-1], end])).first_difference
     assert (first.step, first.field) == (None, name)
 
@@ -107,7 +106,7 @@ async def test_different_resets_name_the_part(cartpole, rows):
 
 
 async def test_a_hash_that_is_not_of_its_fact(rows):
-    false = [replace(r, chain=b"\0" * 32) if r.key == "step:39" else r for r in rows]
+    false = [r._replace(chain=b"\0" * 32) if r.key == "step:39" else r for r in rows]
     first = (await compare(rows, false)).first_difference
     assert (first.step, first.field) == (39, "chain")
 

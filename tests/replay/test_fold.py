@@ -2,7 +2,6 @@
 
 import math
 import time
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -88,7 +87,7 @@ def changed(row, **fields):
     else:
         for n, value in fields.items():
             fact[int(n[1:])] = value
-    return replace(row, fact=encode(fact))
+    return row._replace(fact=encode(fact))
 
 
 @pytest.mark.parametrize("n", range(13))
@@ -113,14 +112,14 @@ def test_a_changed_start_or_end_is_told(rows):
     assert fault("ended", episodes=99) == Fault(None, "episodes")
     assert fault("ended", chain="AAAA") == Fault(None, "chain")
     assert fault("ended", steps=None) == Fault(None, "ended")
-    broken = [replace(r, fact=b"\xff") if r.key == "ended" else r for r in rows]
+    broken = [r._replace(fact=b"\xff") if r.key == "ended" else r for r in rows]
     assert fold(broken).fault == Fault(None, "ended")
     assert fold([r for r in rows if r.key != "started"]).fault == Fault(None, "started")
 
 
 def reward(row, revision, value, sequence=1000):
     key = f"reward:{row.step}.{revision}"
-    return replace(row, key=key, value=value, sequence=sequence)
+    return row._replace(key=key, value=value, sequence=sequence)
 
 
 def test_the_highest_revision_counts_in_whatever_order_it_comes(rows):
@@ -136,10 +135,10 @@ def test_the_highest_revision_counts_in_whatever_order_it_comes(rows):
 def test_of_two_facts_under_one_key_the_lower_position_counts(rows):
     by_key = {r.key: r for r in rows}
     for late in (
-        replace(by_key["reward:3.1"], value=9.0, sequence=1000),
-        replace(by_key["step:3"], chain=b"x", sequence=1000),
-        replace(by_key["started"], fact=b"", sequence=1000),
-        replace(by_key["ended"], fact=b"", sequence=1000),
+        by_key["reward:3.1"]._replace(value=9.0, sequence=1000),
+        by_key["step:3"]._replace(chain=b"x", sequence=1000),
+        by_key["started"]._replace(fact=b"", sequence=1000),
+        by_key["ended"]._replace(fact=b"", sequence=1000),
     ):
         assert fold([late, *rows]) == fold([*rows, late]) == fold(rows)
 
@@ -152,7 +151,7 @@ def test_a_missing_reward_is_counted_and_not_zero(made):
     assert state.reward_total == 1 + 2 + 4 + 5 + 7 + 8
     assert [e.missing for e in state.by_episode] == [4]
     later = reward(next(r for r in log if r.key == "reward:1.1"), 2, 50.0)
-    later = replace(later, step=3, key="reward:3.2")
+    later = later._replace(step=3, key="reward:3.2")
     state = fold([*log, later])
     assert (state.rewards, state.rewards_missing, state.reward_total) == (7, 3, 77)
 
@@ -163,8 +162,8 @@ def test_a_log_without_rewards_has_no_total(rows):
 
 
 def test_attempts_are_placements_before_the_step(rows):
-    placed = replace(rows[0], kind="session.placed", key="placed:1", attempt=1, sequence=0)
-    again = replace(placed, key="placed:2", attempt=2, sequence=rows[20].sequence, index=1)
+    placed = rows[0]._replace(kind="session.placed", key="placed:1", attempt=1, sequence=0)
+    again = placed._replace(key="placed:2", attempt=2, sequence=rows[20].sequence, index=1)
     log = [*rows, again, placed]
     assert fold(log).attempts == 2
     assert fold_at(log, 2).attempts == 1
@@ -172,9 +171,9 @@ def test_attempts_are_placements_before_the_step(rows):
 
 
 def test_not_a_number_and_infinities_are_summed_as_numbers(rows):
-    odd = [replace(r, value=math.inf) if r.key == "reward:3.1" else r for r in rows]
+    odd = [r._replace(value=math.inf) if r.key == "reward:3.1" else r for r in rows]
     assert fold(odd).reward_total == math.inf
-    odd = [replace(r, value=-math.inf) if r.key == "reward:5.1" else r for r in odd]
+    odd = [r._replace(value=-math.inf) if r.key == "reward:5.1" else r for r in odd]
     assert math.isnan(fold(odd).reward_total)
 
 
@@ -185,8 +184,8 @@ def test_a_row_costs_microseconds(rows):
     scores = [r for r in rows if r.kind == "reward.scored"]
     for n in range(4000):
         many += [
-            replace(steps[n % 40], step=n, key=f"step:{n}"),
-            replace(scores[n % 40], step=n, key=f"reward:{n}.1"),
+            steps[n % 40]._replace(step=n, key=f"step:{n}"),
+            scores[n % 40]._replace(step=n, key=f"reward:{n}.1"),
         ]
     best = math.inf
     for _ in range(3):

@@ -9,7 +9,6 @@ the step the file names. Files are never edited; `history` makes new ones.
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ def history(rows: list[LogRow], config: SessionConfig, **sources: Any) -> dict[s
         "max_steps": config.max_steps,
         "chain": fold(rows).chain_hash,
         "reward_total": fold(rows).reward_total,
-        "rows": [{f.name: _plain(getattr(row, f.name)) for f in fields(row)} for row in rows],
+        "rows": [{name: _plain(v) for name, v in row._asdict().items()} for row in rows],
     }
 
 

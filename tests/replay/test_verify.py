@@ -1,14 +1,14 @@
 """Verification finds any single changed fact, of outputs and of rewards, and names it."""
 
 import math
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
-from dsec.replay.verify import request_of, rscr, session_config, verify
+from dsec.replay.verify import request_of, rscr, verify
 from dsec.session.io import SessionConfig
 from dsec.session.observations import reference
+from dsec.session.program import session_config
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.session import RequestFact
 from dsec_contracts.step import STEP_FIELDS
@@ -49,7 +49,7 @@ def test_a_changed_fact_of_a_step_is_named(cartpole, rows, name):
     def changed(row):
         fact = decode(row.fact)
         fact[n] = other(fact[n])
-        return replace(row, fact=encode(fact))
+        return row._replace(fact=encode(fact))
 
     false = [changed(r) if r.key == "step:21" else r for r in rows]
     verdict = check(cartpole, false)
@@ -63,7 +63,7 @@ def test_a_changed_fact_of_a_step_is_named(cartpole, rows, name):
     [("episode", 9), ("value", 3.5), ("value", None), ("terminated", None), ("truncated", True)],
 )
 def test_a_column_that_does_not_say_what_its_fact_says(cartpole, rows, column, value):
-    false = [replace(r, **{column: value}) if r.key == "step:21" else r for r in rows]
+    false = [r._replace(**{column: value}) if r.key == "step:21" else r for r in rows]
     first = check(cartpole, false).first_divergence
     assert (first.step, first.field) == (21, f"column {column}")
 
@@ -83,7 +83,7 @@ def test_a_changed_fact_of_a_reward_is_named(cartpole, rows, n, value, field):
     def changed(row):
         fact = decode(row.fact)
         fact[n] = value
-        return replace(row, fact=encode(fact), value=fact[2])
+        return row._replace(fact=encode(fact), value=fact[2])
 
     false = [changed(r) if r.key == "reward:21.1" else r for r in rows]
     verdict = check(cartpole, false)
@@ -93,7 +93,7 @@ def test_a_changed_fact_of_a_reward_is_named(cartpole, rows, n, value, field):
 
 
 def test_a_changed_value_column_of_a_reward_is_named(cartpole, rows):
-    false = [replace(r, value=-1.0) if r.key == "reward:21.1" else r for r in rows]
+    false = [r._replace(value=-1.0) if r.key == "reward:21.1" else r for r in rows]
     first = check(cartpole, false).first_divergence
     assert (first.step, first.field) == (21, "column value of the reward")
 
@@ -106,7 +106,7 @@ def test_a_lost_reward_is_found(cartpole, rows):
 def test_a_gap_and_a_broken_fact_are_told_and_not_raised(cartpole, rows):
     verdict = check(cartpole, [r for r in rows if r.key != "step:21"])
     assert (verdict.first_divergence.step, verdict.first_divergence.field) == (21, "recorded")
-    verdict = check(cartpole, [replace(r, fact=b"") if r.key == "ended" else r for r in rows])
+    verdict = check(cartpole, [r._replace(fact=b"") if r.key == "ended" else r for r in rows])
     assert "ended" in verdict.first_divergence.expected
 
 
@@ -167,8 +167,7 @@ def test_observations_in_the_object_store_are_fetched(cartpole, rows):
         return reference(key, len(data))
 
     def away(row):
-        return replace(
-            row,
+        return row._replace(
             observation=row.observation and stored(row.observation),
             reset_observation=row.reset_observation and stored(row.reset_observation),
         )
@@ -185,7 +184,7 @@ def test_observations_in_the_object_store_are_fetched(cartpole, rows):
 
 def test_rscr_is_the_share_of_sessions(cartpole, rows):
     good = check(cartpole, rows)
-    false = [replace(r, value=-1.0) if r.key == "reward:21.1" else r for r in rows]
+    false = [r._replace(value=-1.0) if r.key == "reward:21.1" else r for r in rows]
     bad = check(cartpole, false)
     unknown = verify(rows, cartpole.program, CONFIG, None)
     assert rscr([good, bad, good, good, unknown]) == 0.75

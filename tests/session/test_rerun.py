@@ -1,6 +1,5 @@
 """Re-execution: from any output on, under any order of the log, and what it says of a false log."""
 
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -106,14 +105,14 @@ def test_an_end_after_lost_steps_is_an_error(made, rows):
 
 
 def test_a_fact_that_cannot_be_read_is_named(rows):
-    false = [replace(r, fact=b"\xff") if r.key == "started" else r for r in rows]
+    false = [r._replace(fact=b"\xff") if r.key == "started" else r for r in rows]
     with pytest.raises(RecordedInvalid, match="started"):
         Recorded.from_rows(false)
 
 
 def test_later_revisions_are_no_inputs(made, rows):
     for sequence in (0, 99):
-        again = replace(rows[2], key="reward:0.2", value=9.0, sequence=sequence)
+        again = rows[2]._replace(key="reward:0.2", value=9.0, sequence=sequence)
         assert Recorded.from_rows([*rows, again]) == Recorded.from_rows(rows)
 
 
@@ -139,7 +138,7 @@ def test_a_changed_field_of_a_step_is_named(made, rows, name, step):
         fact = decode(row.fact)
         n = STEP_FIELDS.index(name)
         fact[n] = other(fact[n])
-        return replace(row, fact=encode(fact))
+        return row._replace(fact=encode(fact))
 
     false = [changed(r) if r.key == f"step:{step}" else r for r in rows]
     divergence = rerun(SessionMachine(made, CONFIG), Recorded.from_rows(false))
@@ -150,7 +149,7 @@ def test_a_changed_field_of_a_step_is_named(made, rows, name, step):
 def test_a_step_that_names_no_reward_is_found(made, rows):
     fact = decode(next(r for r in rows if r.key == "step:9").fact)
     fact[STEP_FIELDS.index("inputs")] = []
-    false = [replace(r, fact=encode(fact)) if r.key == "step:9" else r for r in rows]
+    false = [r._replace(fact=encode(fact)) if r.key == "step:9" else r for r in rows]
     divergence = rerun(SessionMachine(made, CONFIG), Recorded.from_rows(false))
     assert (divergence.step, divergence.field) == (9, "inputs")
     assert divergence.actual == [["reward", 8]]
@@ -158,13 +157,13 @@ def test_a_step_that_names_no_reward_is_found(made, rows):
 
 def test_bytes_that_are_no_step_are_found(made, rows):
     for fact in (b"", b"\x80", b"\x8d\x01", b"junk" * 9, encode([1, 2, [[1]]])):
-        false = [replace(r, fact=fact) if r.key == "step:9" else r for r in rows]
+        false = [r._replace(fact=fact) if r.key == "step:9" else r for r in rows]
         divergence = rerun(SessionMachine(made, CONFIG), Recorded.from_rows(false))
         assert divergence.step == 9, fact
 
 
 def test_a_changed_chain_hash_is_named(made, rows):
-    false = [replace(r, chain=b"\0" * 32) if r.key == "step:9" else r for r in rows]
+    false = [r._replace(chain=b"\0" * 32) if r.key == "step:9" else r for r in rows]
     divergence = rerun(SessionMachine(made, CONFIG), Recorded.from_rows(false))
     assert (divergence.step, divergence.field) == (9, "chain")
 
@@ -184,7 +183,7 @@ def test_a_changed_chain_hash_is_named(made, rows):
 )
 def test_a_changed_start_or_end_is_named(made, rows, key, name, change, field):
     false = [
-        replace(r, fact=encode({**decode(r.fact), name: change})) if r.key == key else r
+        r._replace(fact=encode({**decode(r.fact), name: change})) if r.key == key else r
         for r in rows
     ]
     divergence = rerun(SessionMachine(made, CONFIG), Recorded.from_rows(false))
@@ -195,7 +194,7 @@ def test_a_changed_reward_is_found_where_it_was_delivered(made, rows):
     def changed(row):
         fact = decode(row.fact)
         fact[2] += 1
-        return replace(row, fact=encode(fact), value=fact[2])
+        return row._replace(fact=encode(fact), value=fact[2])
 
     false = [changed(r) if r.key == "reward:9.1" else r for r in rows]
     divergence = rerun(SessionMachine(made, CONFIG), Recorded.from_rows(false))
@@ -261,7 +260,7 @@ def test_an_end_from_outside_runs_no_more_code(program, made, session_id, rows):
     machine = SessionMachine(made, CONFIG)
     assert rerun(machine, Recorded.from_rows(log.rows)) is None
     assert machine.steps == 6
-    false = replace(log.rows[-1], fact=encode({**decode(log.rows[-1].fact), "code": "oom"}))
+    false = log.rows[-1]._replace(fact=encode({**decode(log.rows[-1].fact), "code": "oom"}))
     divergence = rerun(SessionMachine(made, CONFIG), Recorded.from_rows([*log.rows[:-1], false]))
     assert (divergence.step, divergence.field) == (None, "chain")
 

@@ -15,8 +15,8 @@ from dsec.cli.metrics import reward_share
 from dsec.client.client import Client
 from dsec.client.queries import Summary
 from dsec.client.verification import verify_sessions
-from dsec.platform.log import session_at
 from dsec_contracts import BY_TYPE, SessionStepped, subjects
+from dsec_contracts.keys import session_time
 
 WAIT_S_MAX = 120.0
 KILL_AFTER_STEP = 10
@@ -111,7 +111,7 @@ async def _chains(client: Client, session_id: UUID) -> list[str]:
         "select chain_hash from step_trace where session_id = :id and session_at = :at "
         "order by step",
         id=session_id,
-        at=session_at(session_id),
+        at=session_time(session_id),
     )
     return [row.chain_hash for row in rows]
 

@@ -12,7 +12,7 @@ from dsec.cli.tables import plain_table, print_fields, print_summaries
 from dsec.client.client import Client
 from dsec.client.plain import plain
 from dsec.client.queries import Summary
-from dsec.platform.log import LogRow
+from dsec.session.log_row import LogRow
 from dsec_contracts.canonical import decode
 
 STATUSES = ("queued", "running", "completed", "failed", "cancelled", "rejected")

@@ -11,8 +11,8 @@ from rich.tree import Tree
 from dsec.cli.answer import Refused, answers, json_option, out, run_async, say_json
 from dsec.cli.find import find_session
 from dsec.client.client import Client
-from dsec.platform.log import session_at
 from dsec_contracts import keys
+from dsec_contracts.keys import session_time
 
 CAUSES_MAX = 1_000_000
 TAIL_SHOWN = 4
@@ -91,7 +91,7 @@ async def _edges(client: Client, session_id: UUID) -> dict[str, tuple[str, str]]
         "select effect, cause, kind from causal_edge "
         "where session_id = :session_id and session_at = :at",
         session_id=session_id,
-        at=session_at(session_id),
+        at=session_time(session_id),
     )
     return {row.effect: (row.cause, row.kind) for row in rows}
 

@@ -15,6 +15,7 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
+from dsec.session import log_row
 from dsec.session.observations import resolve
 from dsec_contracts.canonical import decode
 from dsec_contracts.step import STEP_FIELDS
@@ -23,27 +24,9 @@ COMPLETED = "completed"
 _ACTION = STEP_FIELDS.index("action")
 
 
-class Row(Protocol):
+class Row(log_row.Row, Protocol):
     """What is needed of a row of the log."""
 
-    @property
-    def kind(self) -> str: ...
-    @property
-    def step(self) -> int | None: ...
-    @property
-    def episode(self) -> int | None: ...
-    @property
-    def value(self) -> float | None: ...
-    @property
-    def terminated(self) -> bool | None: ...
-    @property
-    def truncated(self) -> bool | None: ...
-    @property
-    def fact(self) -> bytes: ...
-    @property
-    def observation(self) -> bytes | None: ...
-    @property
-    def reset_observation(self) -> bytes | None: ...
     @property
     def extras(self) -> bytes | None: ...
     @property

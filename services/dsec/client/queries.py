@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from dsec.platform.db import async_engine
-from dsec.platform.log import session_at
+from dsec_contracts.keys import session_time
 
 ENDED = ("completed", "failed", "cancelled")
 FINAL = (*ENDED, "rejected")
@@ -194,7 +194,7 @@ def request_event_id(session_id: UUID) -> str:
 
 def _at(ids: Sequence[UUID]) -> dict[str, Any]:
     """The parameters of `_AT`: the times keep the other partitions out of the search."""
-    times: list[datetime] = [session_at(i) for i in ids]
+    times: list[datetime] = [session_time(i) for i in ids]
     return {"ids": list(ids), "first": min(times), "last": max(times)}
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from dsec.client.plain import plain
-from dsec.platform.log import LogRow
+from dsec.session.log_row import LogRow
 from dsec_contracts.canonical import decode
 
 if TYPE_CHECKING:  # it loads the session machine, which those who only read verdicts can do without

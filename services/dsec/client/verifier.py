@@ -20,13 +20,14 @@ from dsec.client.told import last_line
 from dsec.client.verdicts import end_of, unverified, verdict_json
 from dsec.platform import virtual
 from dsec.platform.interposition import interposition_for, interposition_of
-from dsec.platform.log import LogReader, LogRow
+from dsec.platform.log import LogReader
 from dsec.platform.objects import ObjectStore
 from dsec.platform.parent import die_with_parent
 from dsec.platform.settings import configure_logging
-from dsec.replay.verify import Verdict, request_of, session_config, verify
+from dsec.replay.verify import Verdict, request_of, verify
 from dsec.reward.score import RewardError, Score, Scorer, load_scorer
-from dsec.session.program import Program, ProgramError, load_program
+from dsec.session.log_row import LogRow
+from dsec.session.program import Program, ProgramError, load_program, session_config
 from dsec.session.rerun import Divergence
 from dsec_contracts import SYSTEM_SESSION, keys
 from dsec_contracts.canonical import decode

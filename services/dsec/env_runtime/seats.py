@@ -23,10 +23,10 @@ from dsec.platform.objects import BlobNotFound, ObjectStore, ObjectStoreError
 from dsec.platform.virtual import undeclared_uses
 from dsec.session.chain import chain_end
 from dsec.session.documents import RewardDocument, SpecError, unseal
-from dsec.session.io import Ended, Input, SessionConfig, Started, Stepped
+from dsec.session.io import Ended, Input, Started, Stepped
 from dsec.session.log_row import RecordedGap
 from dsec.session.machine import Interposition, SessionMachine
-from dsec.session.program import Program, ProgramError, load_program
+from dsec.session.program import Program, ProgramError, load_program, session_config
 from dsec.session.rerun import (
     Divergence,
     Recorded,
@@ -250,15 +250,8 @@ class Opener:
         loaded = await self._library.program(request, index, tail)
         program = loaded.program
         state = await self._library.policy(request.policy, tail) if request.policy else None
-        config = SessionConfig(
-            seed=request.seed,
-            max_steps=request.max_steps,
-            agent_stream=request.agent_stream,
-            episodes_max=program.env.episodes_max,
-            policy_version=request.policy or "",
-            policy_state=state,
-            wants_prior=await self._library.wants_prior(request.reward_fn_hash, tail),
-        )
+        wants_prior = await self._library.wants_prior(request.reward_fn_hash, tail)
+        config = session_config(request, program, policy_state=state, wants_prior=wants_prior)
         return Seat(
             request,
             placed,

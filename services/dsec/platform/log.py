@@ -11,7 +11,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self
 from uuid import UUID
 
@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from dsec.platform.db import async_engine
+from dsec.session.log_row import LogRow
 from dsec_contracts import SYSTEM_SESSION, canonical, keys
 from dsec_contracts.spec import SpecFact
 
@@ -53,42 +54,6 @@ class Position(NamedTuple):
     sequence: int
 
 
-class LogRow(NamedTuple):
-    """One row of `event_log`. `circumstance` is parsed JSON; `fact` canonical bytes.
-
-    A named tuple: it is made once a row read, and costs a seventh of a frozen dataclass.
-    """
-
-    session_id: UUID
-    key: str
-    kind: str
-    version: int
-    epoch: int
-    sequence: int
-    index: int  # type: ignore[assignment]  # the column, which hides tuple.index
-    step: int | None
-    episode: int | None
-    attempt: int | None
-    value: float | None
-    terminated: bool | None
-    truncated: bool | None
-    chain: bytes | None
-    fact: bytes
-    observation: bytes | None
-    reset_observation: bytes | None
-    extras: bytes | None
-    policy: str | None
-    cause: str | None
-    circumstance: dict[str, Any] | None
-    event_id: str
-    event_time: datetime
-
-    @property
-    def position(self) -> tuple[int, int, int]:
-        """(epoch, sequence, index): the order of the log."""
-        return self.epoch, self.sequence, self.index
-
-
 @dataclass(frozen=True, slots=True)
 class SpecContent:
     """A registered spec. `content` is its canonical bytes; empty where `blob` says where they
@@ -110,35 +75,6 @@ _ROWS = f"select {_COLUMNS} from event_log l where l.session_id = $1 and l.sessi
 _ORDER = ' order by l.epoch, l.sequence, l."index"'
 _FLOOR = "select epoch, sequence from log_floor order by epoch desc limit 1"
 _UP_TO = " and (l.epoch, l.sequence) <= (coalesce($4::int, f.epoch), $3::bigint)"
-_OPEN = f"""
-select {_COLUMNS}
-from event_log r
-cross join lateral (
-    select * from event_log x
-    where x.session_id = r.session_id and x.session_at = r.session_at
-        and x.key in ('requested', 'cancel_requested', 'started')
-    union all
-    select * from event_log x
-    where x.session_id = r.session_id and x.session_at = r.session_at
-        and x.key >= 'placed:' and x.key < 'placed;'
-    union all
-    select * from event_log x
-    where x.session_id = r.session_id and x.session_at = r.session_at
-        and x.key >= 'released:' and x.key < 'released;'
-) l
-where r.kind = 'session.requested' and r.step is null
-    and not exists (
-        select from event_log e
-        where e.session_id = r.session_id and e.session_at = r.session_at and e.key = 'ended')
-    and not exists (
-        select from event_log j
-        where j.session_id = $1 and j.session_at = $2 and j.key = 'rejected:' || r.event_id)
-"""
-
-
-def session_at(session_id: UUID) -> datetime:
-    """The partition time of a session, exact to the millisecond."""
-    return _EPOCH_START + timedelta(milliseconds=session_id.int >> 80)
 
 
 class LogReader:
@@ -228,7 +164,7 @@ class LogReader:
             upto: a sequence of the stream; later rows are left out.
             epoch: the epoch that `upto` counts in; None: the one that the log is in.
         """
-        at = session_at(session_id)
+        at = keys.session_time(session_id)
         if upto is None:
             return await self._log_rows(_ROWS + _ORDER, session_id, at)
         query = _ROWS.replace(" where", f" cross join ({_FLOOR}) f where") + _UP_TO + _ORDER
@@ -237,12 +173,8 @@ class LogReader:
     async def row(self, session_id: UUID, key: str) -> LogRow | None:
         """The row under a natural key."""
         query = _ROWS + " and l.key = $3"
-        found = await self._log_rows(query, session_id, session_at(session_id), key)
+        found = await self._log_rows(query, session_id, keys.session_time(session_id), key)
         return found[0] if found else None
-
-    async def step_row(self, session_id: UUID, step: int) -> LogRow | None:
-        """The row of one step."""
-        return await self.row(session_id, keys.step(step))
 
     async def last_step(self, session_id: UUID) -> int | None:
         """The highest step that is logged."""
@@ -250,20 +182,10 @@ class LogReader:
             "select max(step) from event_log where session_id = $1 and session_at = $2"
             " and key >= 'step:' and key < 'step;'",
             session_id,
-            session_at(session_id),
+            keys.session_time(session_id),
         )
         step: int | None = found[0][0]
         return step
-
-    async def open_sessions(self) -> list[LogRow]:
-        """What happened to the sessions that have neither ended nor been rejected: their requests,
-        cancel requests, placements, starts and releases, in the order of the log."""
-        return await self._log_rows(_OPEN + _ORDER, SYSTEM_SESSION, session_at(SYSTEM_SESSION))
-
-    async def system_rows(self, kind: str) -> list[LogRow]:
-        """Rows about no session, of one kind, such as `worker.fenced`."""
-        query = _ROWS + " and l.kind = $3 and l.step is null" + _ORDER
-        return await self._log_rows(query, SYSTEM_SESSION, session_at(SYSTEM_SESSION), kind)
 
     # -- specs ---------------------------------------------------------------------------------
 
@@ -282,6 +204,6 @@ class LogReader:
             "select substr(key, 6), fact_json->>'kind' from event_log"
             " where session_id = $1 and session_at = $2 and key >= 'spec:' and key < 'spec;'",
             SYSTEM_SESSION,
-            session_at(SYSTEM_SESSION),
+            keys.session_time(SYSTEM_SESSION),
         )
         return dict([tuple(record) for record in found])

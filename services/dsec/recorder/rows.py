@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -136,11 +136,6 @@ def session_of(event: Event) -> UUID:
     return found if isinstance(found, UUID) else SYSTEM_SESSION
 
 
-def session_at(session_id: UUID) -> datetime:
-    """The time in a session id, exact to the millisecond for every year."""
-    return EPOCH_START + timedelta(milliseconds=session_id.int >> 80)
-
-
 def cause_key(envelope: Envelope, session_id: UUID) -> str | None:
     """The cause's key within the session, or `<session id>/<key>` for another session's."""
     cause = envelope.causationid
@@ -160,7 +155,7 @@ def cold_row(arrival: Arrival, epoch: int) -> dict[str, Any]:
     cause = cause_key(envelope, session_id)
     row: dict[str, Any] = {
         "session_id": session_id.bytes,
-        "session_at": session_at(session_id),
+        "session_at": keys.session_time(session_id),
         "sequence": arrival.sequence,
         "event_time": envelope.time.astimezone(UTC),
         "epoch": epoch,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from dsec.reward.score import RewardError, Scorer, reward_fact
 from dsec.session import log_row
@@ -76,25 +75,6 @@ def request_of(rows: Iterable[Row]) -> RequestFact | None:
         if row.kind == log_row.REQUESTED:
             return RequestFact.model_validate_json(json.dumps(fact_map(row)))
     return None
-
-
-def session_config(
-    request: RequestFact,
-    program: Program,
-    *,
-    policy_state: Any = None,
-    wants_prior: bool = False,
-) -> SessionConfig:
-    """What a machine must know to run a request. `wants_prior` changes no output that is hashed."""
-    return SessionConfig(
-        seed=request.seed,
-        max_steps=request.max_steps,
-        agent_stream=request.agent_stream,
-        episodes_max=program.env.episodes_max,
-        policy_version=request.policy or "",
-        policy_state=policy_state,
-        wants_prior=wants_prior,
-    )
 
 
 def verify(

@@ -15,6 +15,8 @@ from dsec.session.adapters.gymnasium import EnvError, GymnasiumAdapter, env_fact
 from dsec.session.code import CodeNamespace
 from dsec.session.code_errors import CodeError
 from dsec.session.documents import AgentDocument, EnvDocument, SpecError, unseal
+from dsec.session.io import SessionConfig
+from dsec_contracts.session import RequestFact
 
 
 class ProgramError(Exception):
@@ -78,4 +80,23 @@ def load_program(
         make_env,
         inspect.iscoroutinefunction(agent_class.step),
         (agent_code, env_code),
+    )
+
+
+def session_config(
+    request: RequestFact,
+    program: Program,
+    *,
+    policy_state: Any = None,
+    wants_prior: bool = False,
+) -> SessionConfig:
+    """What a machine must know to run a request. `wants_prior` changes no output that is hashed."""
+    return SessionConfig(
+        seed=request.seed,
+        max_steps=request.max_steps,
+        agent_stream=request.agent_stream,
+        episodes_max=program.env.episodes_max,
+        policy_version=request.policy or "",
+        policy_state=policy_state,
+        wants_prior=wants_prior,
     )
