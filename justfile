@@ -7,7 +7,7 @@ default:
 check:
     ruff check .
     ruff format --check .
-    mypy services contracts
+    mypy services contracts loadtests
     lint-imports
     python -m dsec_contracts.freeze --check
 

@@ -31,7 +31,7 @@ import uuid_utils
 
 from dsec.platform import log as reading
 from dsec.platform.db import migrate
-from dsec.platform.log import LogReader, session_at
+from dsec.platform.log import LogReader
 from dsec.platform.stack.ports import free_port
 from dsec.platform.stack.postgres import PostgresOptions, prepare_postgres
 from dsec.platform.stack.process import ChildProcess
@@ -41,6 +41,7 @@ from dsec.session.documents import AgentDocument, EnvDocument
 from dsec.session.io import SessionConfig
 from dsec.session.local import local_program, run_in_memory
 from dsec.session.log_row import LogRow
+from dsec_contracts.keys import session_time
 
 AGENT = b"""
 class Agent:
@@ -116,7 +117,7 @@ async def write(url: str, logs: dict[uuid.UUID, list[LogRow]]) -> None:
 
 def _record(row: LogRow) -> tuple[object, ...]:
     given = {
-        "session_at": session_at(row.session_id),
+        "session_at": session_time(row.session_id),
         "circumstance": None if row.circumstance is None else json.dumps(row.circumstance),
     }
     return tuple(given[name] if name in given else getattr(row, name) for name in COLUMNS)
@@ -132,7 +133,7 @@ async def measure(url: str, logs: dict[uuid.UUID, list[LogRow]], rounds: int) ->
     for n in range(rounds + 1):
         began = time.perf_counter()
         for session_id in logs:
-            await connection.fetch(query, session_id, session_at(session_id))
+            await connection.fetch(query, session_id, session_time(session_id))
         read = time.perf_counter() - began
         began = time.perf_counter()
         for session_id, log in logs.items():
