@@ -15,7 +15,7 @@ from tests.env_runtime.conftest import AGENT, ENV, Probe, World, code_of, reques
 from dsec.env_runtime import worker
 from dsec.env_runtime.seats import UNPUBLISHABLE
 from dsec.env_runtime.worker import Worker
-from dsec.platform.bus import BusError, Message, PublishRefused
+from dsec.platform.bus import BusError, Message, PublishRefused, StreamOptions
 from dsec_contracts import (
     SessionCancelRequested,
     SessionEnded,
@@ -24,6 +24,7 @@ from dsec_contracts import (
     SessionStarted,
     WorkerHeartbeat,
     parse,
+    subjects,
 )
 
 pytestmark = [pytest.mark.nats, pytest.mark.postgres]
@@ -433,3 +434,28 @@ async def test_a_consumer_that_is_gone_ends_the_worker(world: World, consumer: s
     with pytest.raises(ExceptionGroup) as gone:
         await asyncio.wait_for(run.task, 10)
     assert gone.group_contains(BusError, match=f"{consumer} is gone")
+
+
+async def test_lanes_stop_before_the_stream_is_full_and_go_on_when_there_is_room(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "STREAM_WATCH_S", 0.05)
+    world.answering = True
+    world.record()
+    await world.worker()
+    request = await world.run_session(max_steps=100_000)
+    await world.stepped(request.session_id, 5)
+    await world.bus.ensure_stream(StreamOptions(max_bytes=4 << 20))
+    filler = subjects.dead_letter("filler")
+    for _ in range(38):
+        await world.bus.publish_raw(filler, bytes(100 << 10), {})
+    await asyncio.sleep(0.5)
+    steps = len(world.steps(request.session_id))
+    await asyncio.sleep(0.5)
+    assert len(world.steps(request.session_id)) == steps
+    # Everything else still fits.
+    await world.register(code_of())
+    await world.bus.purge(filler, (await world.bus.stream_state()).last_sequence)
+    await world.stepped(request.session_id, steps + 5)
+    await world.cancel(request.session_id)
+    await world.ended(request.session_id)

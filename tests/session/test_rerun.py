@@ -1,6 +1,5 @@
 """Re-execution: from any output on, under any order of the log, and what it says of a false log."""
 
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -66,6 +66,7 @@ class Lane:
         self._ends: list[tuple[Seat, Ended]] = []
         self._unanswered: list[tuple[Seat, Stepped]] = []
         self._stopping = False
+        self._held = False
         self._busy = asyncio.Lock()
         """Held while outputs are made and published: what is released has none on its way."""
 
@@ -108,12 +109,20 @@ class Lane:
             unanswered, self._unanswered = self._unanswered, []
             await self._publish(unanswered, again=True)
         await self._publish_ends()
-        if not self._ready:
+        if not self._ready or self._held:
             return False
         ready, self._ready = self._ready, {}
         await self._publish(await self._step_all(ready), again=False)
         await self._publish_ends()
         return True
+
+    def hold(self, held: bool) -> None:
+        """Take no steps while the stream is nearly full: what is left of it is for rewards, ends
+        and fences, without which no session could ever be over."""
+        if held != self._held:
+            log.warning("lane %s %s", self.name, "waits: the stream is full" if held else "goes on")
+            self._held = held
+            self._wake.set()
 
     async def stop(self) -> list[Seat]:
         """Finish what is being published and step no more. Returns the sessions to hand back."""

@@ -35,7 +35,16 @@ from dsec.env_runtime.seats import (
     open_seat,
 )
 from dsec.env_runtime.settings import EnvRuntimeSettings
-from dsec.platform.bus import Author, BadMessage, Bus, Consumer, Message, PublishRefused, TooLarge
+from dsec.platform.bus import (
+    Author,
+    BadMessage,
+    Bus,
+    BusError,
+    Consumer,
+    Message,
+    PublishRefused,
+    TooLarge,
+)
 from dsec.platform.bus.retry import AWAY
 from dsec.platform.cancellation import cancelled
 from dsec.platform.clock import utc_now
@@ -75,6 +84,9 @@ HAND_BACK_PAUSE_S = 2.0
 CANCELS_REMEMBERED_MAX = 10_000
 HEARTBEAT_SESSIONS_MAX = 2_000
 CONSUMER_INACTIVE_S = 120.0
+STREAM_FULL_SHARE = 0.9
+"""Of the bytes that the stream may have: beyond that no more steps are taken."""
+STREAM_WATCH_S = 1.0
 REPLY_FILTERS = ("dsec.reward.scored", "dsec.reward.missing")
 
 
@@ -160,6 +172,7 @@ class Worker:
                 self._spawn(self._take_placements(placements))
                 self._spawn(self._heartbeat())
                 self._spawn(self._repeat_unanswered())
+                self._spawn(self._watch_stream())
                 await stop.wait()
                 await self._drain()
                 raise _Drained
@@ -418,6 +431,16 @@ class Worker:
             await asyncio.sleep(self._settings.reply_wait_s / 4)
             for lane in self._lanes.values():
                 lane.repeat_unanswered()
+
+    async def _watch_stream(self) -> None:
+        """Lanes stop before the stream is full, and go on once the recorder has trimmed it."""
+        while not cancelled():
+            with contextlib.suppress(*AWAY, BusError):  # asked again in a moment
+                state = await self._bus.stream_state()
+                full = 0 < state.max_bytes * STREAM_FULL_SHARE < state.bytes
+                for lane in self._lanes.values():
+                    lane.hold(full)
+            await asyncio.sleep(STREAM_WATCH_S)
 
     async def _heartbeat(self) -> None:
         while not cancelled():
