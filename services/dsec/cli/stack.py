@@ -70,6 +70,12 @@ state_dir_option = click.option(
     show_default=True,
     help="How often NATS syncs its stream to disk; `always` leaves no window at a power failure.",
 )
+@click.option(
+    "--timescaledb",
+    is_flag=True,
+    help="PostgreSQL with TimescaleDB, fetched once from Debian's or Ubuntu's packages into the "
+    "state directory; nothing is installed on the system.",
+)
 @click.option("--ready-fd", type=int, hidden=True)
 @json_option
 @answers
@@ -169,6 +175,8 @@ def _detached_command(chosen: dict[str, Any], ready_fd: int) -> tuple[list[str],
             continue
         if name in URL_VARIABLES:
             env[URL_VARIABLES[name]] = str(value)
+        elif isinstance(value, bool):
+            argv += [f"--{name.replace('_', '-')}"] if value else []
         else:
             argv += [f"--{name.replace('_', '-')}", str(value)]
     return argv, env

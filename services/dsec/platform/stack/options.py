@@ -17,7 +17,11 @@ class ServiceCommand:
 
 @dataclass(frozen=True)
 class StackOptions:
-    """What to run. A URL that is given means a server that is not ours to start or stop."""
+    """What to run. A URL that is given means a server that is not ours to start or stop.
+
+    `timescaledb`: with TimescaleDB, from the distribution's packages; a state directory whose
+    database was made with it keeps it.
+    """
 
     state_dir: Path
     nats_url: str | None = None
@@ -26,4 +30,5 @@ class StackOptions:
     nats_port: int | None = None
     postgres_port: int | None = None
     sync_interval: str = "1s"
+    timescaledb: bool = False
     services: tuple[ServiceCommand, ...] = ()

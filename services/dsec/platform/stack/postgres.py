@@ -22,6 +22,7 @@ from dsec.platform.stack.files import write_private
 from dsec.platform.stack.identity import ProcessIdentity, end_process
 from dsec.platform.stack.ports import LOOPBACK
 from dsec.platform.stack.process import ProcessSpec, run_to_end
+from dsec.platform.stack.programs import Programs
 from dsec.platform.stack.unprivileged import Unprivileged
 
 POSTGRES = "postgres"
@@ -91,22 +92,41 @@ def postgres_binary(name: str) -> Path:
     return Path(found.origin).parent / BINARIES_FOLDER / name
 
 
-async def prepare_postgres(options: PostgresOptions) -> ProcessSpec:
-    """Make the data directory where there is none, and say how the server is run."""
+async def embedded_programs(options: PostgresOptions) -> Programs:
+    """The programs of the pip package."""
     runner = await Unprivileged.choose(options.log_path.with_name("unshare.log"))
+    binary = postgres_binary(POSTGRES)
     try:
         options.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        runner.own(options.directory)
-        runner.require_reach(options.directory, postgres_binary(POSTGRES))
+        runner.require_reach(options.directory, binary)
+    except OSError as error:
+        raise os_failure(options.directory, "preparing PostgreSQL", error) from error
+    # The caller's PG* variables are about clients and other servers.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    return Programs(folder=binary.parent, runner=runner, env={**kept, "LC_ALL": "C.UTF-8"})
+
+
+async def prepare_postgres(
+    options: PostgresOptions, programs: Programs | None = None
+) -> ProcessSpec:
+    """Make the data directory where there is none, and say how the server is run.
+
+    `programs`: those of the pip package by default.
+    """
+    if programs is None:
+        programs = await embedded_programs(options)
+    try:
+        options.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        programs.runner.own(options.directory)
     except OSError as error:
         raise os_failure(options.directory, "preparing PostgreSQL", error) from error
     if not options.data_dir.exists():
-        await _initdb(options, runner)
+        await _initdb(options, programs)
     await _clear_stale_lock(options.data_dir)
-    return _server_process(options, runner)
+    return _server_process(options, programs)
 
 
-async def _initdb(options: PostgresOptions, runner: Unprivileged) -> None:
+async def _initdb(options: PostgresOptions, programs: Programs) -> None:
     # Made under another name and renamed when whole, so that what a full disk or a kill left
     # half made is never taken for a database.
     draft = options.directory / "data.draft"
@@ -115,15 +135,15 @@ async def _initdb(options: PostgresOptions, runner: Unprivileged) -> None:
     try:
         _remove(draft)
         write_private(password_file, options.password)
-        runner.own(password_file)
+        programs.runner.own(password_file)
         spec = ProcessSpec(
             name="initdb",
-            argv=runner.argv(
-                str(postgres_binary("initdb")),
+            argv=programs.argv(
+                "initdb",
                 "-D",
-                str(draft),
+                programs.seen(draft),
                 f"--username={USER}",
-                f"--pwfile={password_file}",
+                f"--pwfile={programs.seen(password_file)}",
                 "--auth=scram-sha-256",
                 "--encoding=UTF8",
                 "--no-locale",
@@ -131,8 +151,9 @@ async def _initdb(options: PostgresOptions, runner: Unprivileged) -> None:
                 *flags,
             ),
             log_path=options.log_path,
-            env=_environment(),
-            user_id=runner.user_id,
+            env=programs.env,
+            user_id=programs.runner.user_id,
+            root=programs.root if programs.changes_root else None,
         )
         try:
             await run_to_end(spec)
@@ -149,8 +170,8 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def _server_process(options: PostgresOptions, runner: Unprivileged) -> ProcessSpec:
-    settings = {**SETTINGS, "port": str(options.port)}
+def _server_process(options: PostgresOptions, programs: Programs) -> ProcessSpec:
+    settings = {**SETTINGS, **programs.settings, "port": str(options.port)}
     arguments = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
 
     async def ready() -> bool:
@@ -158,9 +179,9 @@ def _server_process(options: PostgresOptions, runner: Unprivileged) -> ProcessSp
 
     return ProcessSpec(
         name=POSTGRES,
-        argv=runner.argv(str(postgres_binary(POSTGRES)), "-D", str(options.data_dir), *arguments),
+        argv=programs.argv(POSTGRES, "-D", programs.seen(options.data_dir), *arguments),
         log_path=options.log_path,
-        env=_environment(),
+        env=programs.env,
         ready=ready,
         ready_within_s=POSTGRES_READY_WITHIN_S,
         # "Fast": clients are cut off, and everything is written down.
@@ -169,14 +190,9 @@ def _server_process(options: PostgresOptions, runner: Unprivileged) -> ProcessSp
         # "Immediate": its own children end with it at once, which SIGKILL would leave to chance;
         # the next start recovers from the write-ahead log.
         death_signal=signal.SIGQUIT,
-        user_id=runner.user_id,
+        user_id=programs.runner.user_id,
+        root=programs.root if programs.changes_root else None,
     )
-
-
-def _environment() -> dict[str, str]:
-    # The caller's PG* variables are about clients and other servers.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-    return {**kept, "LC_ALL": "C.UTF-8"}
 
 
 async def _ensure_database(options: PostgresOptions) -> bool:

@@ -47,7 +47,8 @@ class ProcessSpec:
     """How to start, probe and stop one process.
 
     `ready` is asked until it says yes; None means ready once started. `death_signal` is what the
-    kernel sends when the supervisor dies. `user_id` starts the process as another user.
+    kernel sends when the supervisor dies. `user_id` starts the process as another user, `root` with
+    that folder as its `/`; both need root.
     """
 
     name: str
@@ -60,6 +61,7 @@ class ProcessSpec:
     stop_grace_s: float = STOP_GRACE_S
     death_signal: signal.Signals = signal.SIGKILL
     user_id: int | None = None
+    root: Path | None = None
 
 
 class ChildProcess:
@@ -233,12 +235,34 @@ def _spawn(spec: ProcessSpec, log: int) -> subprocess.Popen[bytes]:
         # A session of its own: Ctrl-C at the terminal reaches the supervisor alone, which then
         # stops its children in order.
         start_new_session=True,
-        user=spec.user_id,
-        group=spec.user_id,
-        extra_groups=None if spec.user_id is None else (),
-        # Two system calls and no lock between fork and exec, so other threads are no danger.
-        preexec_fn=_die_with_parent(spec.death_signal),  # noqa: PLW1509
+        # Only root may change its root, so there the user is changed afterwards.
+        user=spec.user_id if spec.root is None else None,
+        group=spec.user_id if spec.root is None else None,
+        extra_groups=None if spec.user_id is None or spec.root is not None else (),
+        # A few system calls and no lock between fork and exec, so other threads are no danger.
+        preexec_fn=_before_exec(spec),  # noqa: PLW1509
     )
+
+
+def _before_exec(spec: ProcessSpec) -> Callable[[], None] | None:
+    """What the child does before it becomes the program."""
+    die_with_parent = _die_with_parent(spec.death_signal)
+    if spec.root is None:
+        return die_with_parent
+    root, user_id = str(spec.root), spec.user_id
+
+    def change_root() -> None:
+        os.chroot(root)
+        os.chdir("/")
+        if user_id is not None:
+            os.setgroups([])
+            os.setgid(user_id)
+            os.setuid(user_id)
+        # Last, since the kernel forgets the death signal when the user changes.
+        if die_with_parent is not None:
+            die_with_parent()
+
+    return change_root
 
 
 def _die_with_parent(sig: signal.Signals) -> Callable[[], None] | None:

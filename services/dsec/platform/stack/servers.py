@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from dsec.platform.stack.errors import StackError
 from dsec.platform.stack.nats_server import NATS_SERVER, NatsServerOptions, nats_server_process
 from dsec.platform.stack.options import StackOptions
 from dsec.platform.stack.postgres import POSTGRES, PostgresOptions, prepare_postgres
 from dsec.platform.stack.process import ProcessSpec
 from dsec.platform.stack.state import StateDir
+from dsec.platform.stack.timescale import timescale_programs
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,16 @@ class EmbeddedServer:
     prepare: Callable[[int], Awaitable[PreparedServer]]
 
 
-def embedded_servers(options: StackOptions, state: StateDir) -> tuple[EmbeddedServer, ...]:
-    """The servers that were not given by URL, in the order they are started."""
+def embedded_servers(
+    options: StackOptions, state: StateDir, on_progress: Callable[[str], None]
+) -> tuple[EmbeddedServer, ...]:
+    """The servers that were not given by URL, in the order they are started.
+
+    Raises:
+        StackError: what was asked for does not fit together, or does not fit what is there.
+    """
     password = state.password()
+    with_timescale = _with_timescale(options, state)
 
     async def nats(port: int) -> PreparedServer:
         server = NatsServerOptions(
@@ -49,12 +58,16 @@ def embedded_servers(options: StackOptions, state: StateDir) -> tuple[EmbeddedSe
 
     async def postgres(port: int) -> PreparedServer:
         server = PostgresOptions(
-            directory=state.path / "postgres",
+            directory=state.timescale_dir if with_timescale else state.postgres_dir,
             log_path=state.log_path(POSTGRES),
             port=port,
             password=password,
         )
-        return PreparedServer(await prepare_postgres(server), server.url)
+        programs = None
+        if with_timescale:
+            log_path = state.log_path("timescaledb")
+            programs = await timescale_programs(server.directory, log_path, on_progress)
+        return PreparedServer(await prepare_postgres(server, programs), server.url)
 
     servers = []
     if options.nats_url is None:
@@ -62,3 +75,20 @@ def embedded_servers(options: StackOptions, state: StateDir) -> tuple[EmbeddedSe
     if options.database_url is None:
         servers.append(EmbeddedServer(POSTGRES, options.postgres_port, postgres))
     return tuple(servers)
+
+
+def _with_timescale(options: StackOptions, state: StateDir) -> bool:
+    """Whether the database is one with TimescaleDB: asked for, or made so before."""
+    if options.database_url is not None:
+        if options.timescaledb:
+            raise StackError(
+                "--timescaledb starts a database, and --database-url names one that runs: give one "
+                "of them. A server that has TimescaleDB is used with it."
+            )
+        return False
+    if options.timescaledb and (state.postgres_dir / "data").exists():
+        raise StackError(
+            f"The log of {state.path} is in a plain PostgreSQL: leave out --timescaledb, or choose "
+            "another state directory (DSEC_STATE_DIR) for a new log."
+        )
+    return options.timescaledb or (state.timescale_dir / "data").exists()

@@ -106,7 +106,7 @@ class Stack:
         options = self._options
         urls = {
             server.name: await self._start_server(server)
-            for server in embedded_servers(options, self._state)
+            for server in embedded_servers(options, self._state, self._on_progress)
         }
         endpoints = Endpoints(
             nats_url=options.nats_url or urls[NATS_SERVER],

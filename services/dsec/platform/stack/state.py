@@ -95,6 +95,15 @@ class StateDir:
     def objects_dir(self) -> Path:
         return self.path / "objects"
 
+    @property
+    def postgres_dir(self) -> Path:
+        return self.path / "postgres"
+
+    @property
+    def timescale_dir(self) -> Path:
+        """Programs and database with TimescaleDB; the programs see it as `/`."""
+        return self.path / "timescaledb"
+
     def log_path(self, name: str) -> Path:
         return self.path / "logs" / f"{name}.log"
 
@@ -206,21 +215,29 @@ class StateDir:
         The record may be damaged, or its writer killed between a start and its writing. A second
         server on the same store would ruin it, and its command line names the store.
         """
-        servers: dict[str, str] = {
-            "nats-server": str(self.path / "nats" / "nats-server.conf"),
-            "postgres": str(self.path / "postgres" / "data"),
-        }
+        nats, postgres = self.path / "nats" / "nats-server.conf", self.postgres_dir / "data"
+        timescale = self.timescale_dir / "data"
+        # A server's name, how its command line names its files, and where they are.
+        servers = (
+            ("nats-server", str(nats), nats),
+            ("postgres", str(postgres), postgres),
+            ("postgres", f"/{timescale.name}", timescale),
+        )
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
-                path = servers.get(process.name(), "")
-                if path in process.cmdline()[1:] and _sees_same_file(process.pid, path):
+                name, arguments = process.name(), process.cmdline()[1:]
+                if any(
+                    name == server and told in arguments and _sees_as(process.pid, told, path)
+                    for server, told, path in servers
+                ):
                     found.append(process)
         return found
 
 
-def _sees_same_file(pid: int, path: str) -> bool:
-    """Whether a path means to a process what it means to us, and not a container's own file."""
+def _sees_as(pid: int, told: str, path: Path) -> bool:
+    """Whether `told` means our file to a process, and not its own, of a container say."""
     if sys.platform != "linux":
-        return True
-    return Path(f"/proc/{pid}/root{path}").samefile(path)
+        return told == str(path)
+    seen = Path(f"/proc/{pid}/root{told}")
+    return seen.exists() and path.exists() and seen.samefile(path)
