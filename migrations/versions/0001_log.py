@@ -1,13 +1,25 @@
-"""The log: its tables, and the function that makes its partitions."""
+"""The log: its tables, and what makes its partitions.
+
+Where the server has TimescaleDB, `event_log` is a hypertable, otherwise PostgreSQL partitions it
+natively: decided once, here, when the log is made. A log that has rows is never turned round.
+"""
 
 from __future__ import annotations
 
+import logging
+
 from alembic import op
+from sqlalchemy import Connection
+from sqlalchemy.exc import ProgrammingError
+
+log = logging.getLogger("dsec.migrations")
 
 revision = "0001"
 down_revision = None
 branch_labels = None
 depends_on = None
+
+INSUFFICIENT_PRIVILEGE = "42501"
 
 # column, type, comment
 ROW = (
@@ -99,7 +111,7 @@ LIVE = (
     ("heartbeat_at", "timestamptz not null", "when its worker said so"),
 )
 
-PARTITIONS = """
+SESSION_TIME = """
 create function session_time(id uuid) returns timestamptz
 language sql immutable strict parallel safe
 as $$
@@ -107,7 +119,11 @@ as $$
     select timestamptz '1970-01-01 00:00:00+00' + interval '1 millisecond'
         * ('x' || translate(left(id::text, 13), '-', ''))::bit(48)::bigint::double precision
 $$;
+comment on function session_time(uuid) is
+    'the time in a session id; with it, `session_at = session_time(id)` finds the one partition';
+"""
 
+PARTITIONS = """
 create function event_log_partition(at timestamptz, partitions_max integer) returns boolean
 language plpgsql
 as $$
@@ -141,15 +157,38 @@ create table event_log_default partition of event_log default;
 alter table event_log_default set (toast_tuple_target = 8160);
 select event_log_partition('2020-01-01 00:00:00+00', 2);
 
-comment on function session_time(uuid) is
-    'the time in a session id; with it, `session_at = session_time(id)` finds the one partition';
 comment on function event_log_partition(timestamptz, integer) is
     'make the monthly partition of a time; false where it cannot be and the default one serves';
 """
 
+# A week: long enough that ten years of sessions, which is what ids may carry, are 520 chunks and
+# not thousands; short enough that one session which stays open keeps only a week from retention
+# and compression. Ids grow with time, so inserts touch only the end of a chunk's index, and its
+# size sets no bound. No index on `session_at` alone: the unique key finds a session's rows, and
+# ranges of time are ranges of chunks.
+HYPERTABLE = """
+-- Rows up to a page stay in the table: compressing them took longer than writing them.
+alter table event_log set (toast_tuple_target = 8160);
+select create_hypertable(
+    'event_log', by_range('session_at', interval '7 days'), create_default_indexes => false);
+
+create function event_log_partition(at timestamptz, partitions_max integer) returns boolean
+language sql
+as $$ select true $$;
+comment on function event_log_partition(timestamptz, integer) is
+    'does nothing: a hypertable makes its chunks by itself';
+"""
+
 
 def upgrade() -> None:
-    table("event_log", ROW, "the log: every event of every session, once", None)
+    hypertable = has_timescale(op.get_bind())
+    table(
+        "event_log",
+        ROW,
+        "the log: every event of every session, once",
+        None,
+        "" if hypertable else "partition by range (session_at)",
+    )
     op.execute("alter table event_log add constraint event_log_key "
                "unique (session_id, session_at, key)")  # fmt: skip
     op.execute(
@@ -174,18 +213,50 @@ def upgrade() -> None:
         "epoch",
     )
     table("session_live", LIVE, "what runs now, from heartbeats; never folded", "session_id")
-    op.get_bind().exec_driver_sql(PARTITIONS.replace("%", "%%"))
+    partitions = HYPERTABLE if hypertable else PARTITIONS
+    op.get_bind().exec_driver_sql((SESSION_TIME + partitions).replace("%", "%%"))
+
+
+def has_timescale(connection: Connection) -> bool:
+    """Whether TimescaleDB is in this database, or could be brought into it and now is."""
+    installed = "select 1 from pg_extension where extname = 'timescaledb'"
+    if connection.exec_driver_sql(installed).scalar():
+        return True
+    # Where its loader does not run, making the extension would end the connection; the loader's
+    # setting is visible to every user, the list of preloaded libraries is not.
+    loaded = connection.exec_driver_sql(
+        "select 1 from pg_available_extensions where name = 'timescaledb'"
+        " and current_setting('timescaledb.disable_load', true) is not null"
+    ).scalar()
+    if not loaded:
+        return False
+    try:
+        with connection.begin_nested():
+            connection.exec_driver_sql("create extension timescaledb")
+    except ProgrammingError as error:
+        if getattr(error.orig, "sqlstate", None) != INSUFFICIENT_PRIVILEGE:
+            raise
+        log.warning(
+            "this server has TimescaleDB and this user may not use it, so the log is partitioned "
+            "natively, for good; to have a hypertable, let an administrator run `create extension "
+            "timescaledb` in an empty database, and start anew with that"
+        )
+        return False
+    return True
 
 
 def table(
-    name: str, columns: tuple[tuple[str, str, str], ...], comment: str, key: str | None
+    name: str,
+    columns: tuple[tuple[str, str, str], ...],
+    comment: str,
+    key: str | None,
+    partitioned: str = "",
 ) -> None:
     """Make a table with a comment on it and on each of its columns."""
     lines = [f'"{column}" {kind}' for column, kind, _ in columns]
     if key is not None:
         lines.append(f"constraint {name}_key primary key ({key})")
-    partitioned = " partition by range (session_at)" if name == "event_log" else ""
-    op.execute(f"create table {name} ({', '.join(lines)}){partitioned}")
+    op.execute(f"create table {name} ({', '.join(lines)}) {partitioned}")
     comment_on(f"table {name}", comment)
     for column, _, text in columns:
         comment_on(f'column {name}."{column}"', text)
