@@ -1,6 +1,7 @@
-"""Real servers for tests: one nats-server and one PostgreSQL a run, started only when asked for.
+"""Real servers for tests: one nats-server, one PostgreSQL and one TimescaleDB a run, started only
+when asked for.
 
-Both listen on free ports of loopback, keep their files in pytest's temporary folder, and die with
+All listen on free ports of loopback, keep their files in pytest's temporary folder, and die with
 the test run even if that is killed.
 """
 
@@ -17,10 +18,12 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from dsec.platform.stack.errors import StackError
 from dsec.platform.stack.nats_server import NatsServerOptions, nats_server_process
 from dsec.platform.stack.ports import free_port
 from dsec.platform.stack.postgres import PostgresOptions, prepare_postgres
 from dsec.platform.stack.process import ChildProcess, ProcessSpec
+from dsec.platform.stack.timescale import timescale_programs
 
 T = TypeVar("T")
 PASSWORD = "for-tests-only"
@@ -52,9 +55,41 @@ def database_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield options.url
 
 
+@pytest.fixture(scope="session")
+def timescale_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of an empty database of a PostgreSQL with TimescaleDB, shared by the whole run."""
+    folder = tmp_path_factory.mktemp("timescaledb")
+    options = PostgresOptions(
+        directory=folder / "root",
+        log_path=folder / "postgres.log",
+        port=free_port(),
+        password=PASSWORD,
+        fast_unsafe_for_tests=True,
+    )
+    try:
+        programs = _run(timescale_programs(options.directory, folder / "apt.log", print))
+    except StackError as error:
+        pytest.skip(str(error))
+    with _running(_run(prepare_postgres(options, programs))):
+        yield options.url
+
+
 @pytest.fixture
 def fresh_database_url(database_url: str) -> Iterator[str]:
     """The URL of a new, empty database, dropped after the test with whoever is connected."""
+    with _fresh(database_url) as url:
+        yield url
+
+
+@pytest.fixture
+def fresh_timescale_url(timescale_url: str) -> Iterator[str]:
+    """The same on the server with TimescaleDB; the extension is not yet in it."""
+    with _fresh(timescale_url) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _fresh(database_url: str) -> Iterator[str]:
     name = f"test_{uuid.uuid4().hex}"
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))

@@ -75,6 +75,16 @@ def examples() -> Any:
 
 
 async def test_an_installed_server_takes_the_migrations_rows_and_views(server_url: str) -> None:
+    await takes_everything(server_url)
+
+
+@pytest.mark.timescaledb
+async def test_a_hypertable_takes_the_migrations_rows_and_views(fresh_timescale_url: str) -> None:
+    await takes_everything(fresh_timescale_url)
+
+
+async def takes_everything(server_url: str) -> None:
+    """Migrations, every example through COPY and through the stage, the reader and all views."""
     await asyncio.to_thread(db.migrate, server_url)
     await asyncio.to_thread(db.check_schema, server_url)
     table = examples()

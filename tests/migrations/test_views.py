@@ -1,17 +1,14 @@
-"""The views on a real PostgreSQL."""
+"""The views on real servers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-import psycopg
 import pytest
 
-from dsec.platform import db
 from dsec_contracts import SYSTEM_SESSION
 from dsec_contracts.keys import session_time
 
@@ -22,61 +19,7 @@ B = UUID("01a22b62-cb9b-7845-b0fc-9a0059a193e6")
 REQUEST = {"seed": 7, "labels": {"team": "blue"}, "group_id": "g", "max_steps": 3}
 
 
-class Log:
-    """Rows are put in as a recorder would."""
-
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self.connection = connection
-        self.sequence = 0
-
-    def put(self, session_id: UUID, key: str, kind: str, **columns: Any) -> None:
-        self.sequence += 1
-        for name in ("fact_json", "circumstance"):
-            if name in columns:
-                columns[name] = json.dumps(columns[name])
-        row = {
-            "session_id": session_id,
-            "session_at": session_time(session_id),
-            "sequence": self.sequence,
-            "event_time": NOW,
-            "epoch": 1,
-            "index": 0,
-            "version": 1,
-            "kind": kind,
-            "key": key,
-            "fact": b"f",
-            "event_id": f"e{self.sequence}",
-        } | columns
-        names = ", ".join(f'"{name}"' for name in row)
-        marks = ", ".join(["%s"] * len(row))
-        statement = f"insert into event_log ({names}) values ({marks})"
-        self.connection.execute(statement, list(row.values()))
-
-    def step(self, session_id: UUID, n: int, **columns: Any) -> None:
-        values = {"step": n, "value": 1.0, "terminated": False, "truncated": False, "attempt": 1}
-        chain = bytes([n]) * 32
-        self.put(session_id, f"step:{n}", "session.stepped", chain=chain, **(values | columns))
-
-    def one(self, text: str, *arguments: object) -> tuple[Any, ...]:
-        row = self.connection.execute(text, arguments or None).fetchone()
-        assert row is not None
-        found: tuple[Any, ...] = row
-        return found
-
-    def status(self, session_id: UUID) -> str:
-        return str(
-            self.one("select status from session_summary where session_id=%s", session_id)[0]
-        )
-
-
-@pytest.fixture
-def log(fresh_database_url: str) -> Iterator[Log]:
-    db.migrate(fresh_database_url)
-    with psycopg.connect(fresh_database_url, autocommit=True) as connection:
-        yield Log(connection)
-
-
-def test_the_summary_of_a_session_over_its_life(log: Log) -> None:
+def test_the_summary_of_a_session_over_its_life(log: Any) -> None:
     log.put(A, "requested", "session.requested", fact_json=REQUEST, policy="sales@v1")
     log.put(B, "requested", "session.requested", fact_json=REQUEST)
     assert log.status(A) == "queued"
@@ -111,7 +54,7 @@ def test_the_summary_of_a_session_over_its_life(log: Log) -> None:
     assert found == ("max_steps", 7, {"team": "blue"}, "g", 3, NOW)
 
 
-def test_a_rejected_request_is_not_queued(log: Log) -> None:
+def test_a_rejected_request_is_not_queued(log: Any) -> None:
     log.put(A, "requested", "session.requested", fact_json=REQUEST, event_id="r1")
     fact = {"event_id": "r1", "code": "unregistered_spec", "field": "env_spec"}
     circumstance = {"message": "no\0 such spec"}
@@ -131,7 +74,7 @@ def test_a_rejected_request_is_not_queued(log: Log) -> None:
     assert log.one("select message from rejection") == ("no\N{SYMBOL FOR NULL} such spec",)
 
 
-def test_traces(log: Log) -> None:
+def test_traces(log: Any) -> None:
     log.put(A, "requested", "session.requested", fact_json=REQUEST)
     log.step(A, 0, episode=0, truncated=True, cause="started")
     log.step(A, 1, episode=1, value=float("nan"), cause="reward:0.1")
@@ -151,7 +94,7 @@ def test_traces(log: Log) -> None:
     assert steps == [(0, False, True, "started"), (1, False, True, "reward:0.1")]
 
 
-def test_causes_lead_through_sessions(log: Log) -> None:
+def test_causes_lead_through_sessions(log: Any) -> None:
     log.put(A, "started", "session.started", cause="placed:1")
     log.put(B, "requested", "session.requested", fact_json=REQUEST, cause=f"{A}/ended")
     log.put(SYSTEM_SESSION, "rejected:x", "session.rejected", cause=f"{B}/requested")
@@ -163,7 +106,7 @@ def test_causes_lead_through_sessions(log: Log) -> None:
     ]
 
 
-def test_placements_specs_and_policies(log: Log) -> None:
+def test_placements_specs_and_policies(log: Any) -> None:
     fact = {"worker": "w1", "lane": "l1", "stage": "main", "alone": True}
     circumstance = {"reason": "admitted", "request": {"labels": {"a": "\0"}}}
     log.put(A, "placed:1", "session.placed", attempt=1, fact_json=fact, circumstance=circumstance)
@@ -182,7 +125,7 @@ def test_placements_specs_and_policies(log: Log) -> None:
     assert log.one("select name, version, size_bytes from policy") == ("sales", "v1", 9)
 
 
-def test_one_session_is_found_through_the_key_alone(log: Log) -> None:
+def test_one_session_is_found_through_the_key_alone(log: Any) -> None:
     """Never a scan; with the session's time given, of one partition only."""
     log.connection.execute("select event_log_partition(%s, 99)", (session_time(A),))
     log.connection.execute("set enable_seqscan = off")

@@ -255,6 +255,13 @@ def log_url(database_url: str, migrated: str) -> Iterator[str]:
         connection.execute(f"drop database {name} with (force)")
 
 
+@pytest.fixture
+def hypertable_log_url(fresh_timescale_url: str) -> str:
+    """A migrated database of the test's own, whose log is a hypertable."""
+    migrate(fresh_timescale_url)
+    return fresh_timescale_url
+
+
 class Rig:
     """A bus, a database and recorders on them."""
 
@@ -269,10 +276,12 @@ class Rig:
         return RecorderSettings(nats_url=self.url, database_url=self.log_url, **(quick | changes))
 
     @asynccontextmanager
-    async def recorder(self, **changes: Any) -> AsyncIterator[Recorder]:
+    async def recorder(
+        self, now: Callable[[], datetime] = utc_now, **changes: Any
+    ) -> AsyncIterator[Recorder]:
         """A recorder that runs until the block ends."""
         bus = await Bus.connect(self.url, "recorder")
-        recorder = Recorder(bus, self.settings(**changes), utc_now)
+        recorder = Recorder(bus, self.settings(**changes), now)
         stop = asyncio.Event()
         task = asyncio.create_task(recorder.run(stop))
         try:
@@ -317,4 +326,13 @@ async def rig(nats_server: Server, log_url: str) -> AsyncIterator[Rig]:
     bus = await Bus.connect(nats_server.url, "test")
     await bus.ensure_stream()
     yield Rig(bus, nats_server, log_url)
+    await bus.close()
+
+
+@pytest.fixture
+async def hypertable_rig(nats_server: Server, hypertable_log_url: str) -> AsyncIterator[Rig]:
+    """The same on a hypertable."""
+    bus = await Bus.connect(nats_server.url, "test")
+    await bus.ensure_stream()
+    yield Rig(bus, nats_server, hypertable_log_url)
     await bus.close()

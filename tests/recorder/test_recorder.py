@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
@@ -25,7 +26,8 @@ from dsec.recorder import effects
 from dsec.recorder.counters import Counters
 from dsec.recorder.trim import Trimmer
 from dsec.recorder.writer import Floor
-from dsec_contracts import Envelope, WorkerHeartbeat
+from dsec_contracts import SYSTEM_SESSION, Envelope, SpecRegistered, WorkerHeartbeat
+from dsec_contracts.spec import SpecFact
 from dsec_contracts.worker import HeartbeatCircumstance, HeartbeatFact
 
 pytestmark = [pytest.mark.postgres, pytest.mark.nats]
@@ -297,6 +299,53 @@ async def test_partitions_are_made_for_plausible_times_alone(rig: Any, make: Any
     ]
     ahead = rig.query("select relname from pg_class where relname ~ '^event_log_[0-9]+$'")
     assert (f"event_log_{now + timedelta(days=31):%Y%m}",) in ahead
+
+
+@pytest.mark.timescaledb
+async def test_a_hypertable_gets_no_chunks_of_times_that_no_session_can_have(
+    hypertable_rig: Any, make: Any
+) -> None:
+    rig = hypertable_rig
+    # Events about no session have a fixed time, which one day is older than any session may be.
+    now = utc_now().replace(year=2035)
+    ids = [make.new_session(now.replace(year=year)) for year in (2100, 2035, 1999)]
+    ids.append(uuid.UUID(int=2**128 - 1))
+    spec = SpecFact(spec_hash=hashlib.sha256(b"x").hexdigest(), kind="agent", content=b"x")
+    async with rig.recorder(lambda: now) as recorder:
+        await rig.publish(make.stepped(ids, [0, 0, 0, 0]), "l1")
+        last = await rig.publish(SpecRegistered(fact=spec), spec.spec_hash)
+        await rig.floor_at(last)
+        await rig.until(lambda: recorder.counters.rows == 2)
+    assert {row[0] for row in rig.query("select session_id from event_log")} == {
+        ids[1],
+        SYSTEM_SESSION,
+    }
+    assert len(rig.query("select * from event_log_ranges()")) == 2
+    (letter,) = await dead_letters(rig)
+    error = letter.headers["dead-error"]
+    assert [part.split(":")[0] for part in error.split("; ")] == ["row 0", "row 2", "row 3"]
+    assert "make ids with a clock that is right" in error
+
+
+@pytest.mark.timescaledb
+async def test_what_is_older_than_the_retention_is_dropped_unless_a_session_is_open(
+    hypertable_rig: Any, make: Any
+) -> None:
+    rig, now = hypertable_rig, utc_now()
+    old, running, young = (make.new_session(now - timedelta(days=days)) for days in (90, 60, 1))
+    async with rig.recorder():
+        for sid in (old, running, young):
+            await rig.publish(make.requested(sid), sid)
+        await rig.publish(make.ended(old), old)
+        await rig.floor_at(await rig.publish(make.ended(young), young))
+    sessions = "select distinct session_id from event_log"
+    async with rig.recorder() as recorder:  # everything is kept, unless somebody asks
+        await rig.until(lambda: recorder.counters.leaderships == 1)
+        await rig.floor_at(await rig.publish(make.placed(young, 1), young))
+    assert len(rig.query(sessions)) == 3
+    async with rig.recorder(retention_days=30):
+        await rig.until(lambda: len(rig.query(sessions)) == 2)
+    assert {row[0] for row in rig.query(sessions)} == {running, young}
 
 
 async def test_a_new_stream_and_a_stream_that_was_set_back_begin_epochs(

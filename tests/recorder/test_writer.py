@@ -50,11 +50,24 @@ class Log:
             return connection.execute(text, arguments or None).fetchall()
 
 
+SERVERS = [
+    pytest.param("log_url", id="postgresql"),
+    pytest.param("hypertable_log_url", id="timescaledb", marks=pytest.mark.timescaledb),
+]
+
+
+@pytest.fixture(params=SERVERS)
+def any_log_url(request: pytest.FixtureRequest) -> str:
+    """A migrated database, partitioned natively and as a hypertable."""
+    url: str = request.getfixturevalue(request.param)
+    return url
+
+
 @pytest.fixture
-async def log(log_url: str) -> AsyncIterator[Log]:
-    writer = await Writer.connect(log_url)
+async def log(any_log_url: str) -> AsyncIterator[Log]:
+    writer = await Writer.connect(any_log_url)
     await writer.start_epoch(Floor(1, NOW, 0, None))
-    yield Log(writer, log_url)
+    yield Log(writer, any_log_url)
     await writer.close()
 
 
@@ -175,6 +188,7 @@ async def test_a_key_too_long_for_the_index_is_the_rows_fault(log: Log, make: An
         await log.writer.append(Commit(1, long, (), 1, NOW))
 
 
+@pytest.mark.parametrize("any_log_url", SERVERS[:1], indirect=True)
 async def test_partitions_are_made_and_bounded_and_the_default_catches_the_rest(
     log: Log, make: Any
 ) -> None:
@@ -217,3 +231,18 @@ async def test_ids_that_are_no_session_ids_have_a_place(log: Log, make: Any) -> 
     assert log.query("select tableoid::regclass::text, count(*) from event_log group by 1") == [
         ("event_log_default", 2)
     ]
+
+
+@pytest.mark.timescaledb
+@pytest.mark.parametrize("any_log_url", SERVERS[1:], indirect=True)
+async def test_a_hypertable_makes_weekly_chunks_by_itself(log: Log, make: Any) -> None:
+    monday = datetime(2026, 5, 4, tzinfo=UTC)
+    sessions = [make.new_session(monday + timedelta(days=days)) for days in (0, 1, 40)]
+    assert await log.writer.ensure_partition(monday, 1)
+    assert not await log.writer.has_default_partition()
+    await log.append((1, make.stepped(sessions, [0, 0, 0])))
+    chunks = log.query("select range_end - range_start from event_log_ranges()")
+    assert chunks == [(timedelta(days=7),)] * 2
+    # Rows up to a page stay in the table, in every chunk.
+    options = "select distinct reloptions from pg_class where relname like '\\_hyper%chunk'"
+    assert log.query(options) == [(["toast_tuple_target=8160"],)]

@@ -219,8 +219,9 @@ def status(state_dir: Path | None, as_json: bool) -> None:
     """Show what runs, and the effective scheduler.config.yaml. Exits 0 if all of it runs."""
     found = stack_status(state_dir or default_state_dir())
     config = _scheduler_config(found.state_dir)
+    storage = _storage_sentence(found)
     if as_json:
-        say_json({**_status_json(found), "scheduler_config": config})
+        say_json({**_status_json(found), "log_storage": storage, "scheduler_config": config})
         exit_with(found.state == "running")
     out.print(f"The stack on {found.state_dir} is [bold]{found.state}[/bold].", soft_wrap=True)
     if found.problem:
@@ -231,11 +232,27 @@ def status(state_dir: Path | None, as_json: bool) -> None:
         out.print(f"NATS        {_masked(found.endpoints.nats_url)}", soft_wrap=True)
         out.print(f"PostgreSQL  {_masked(found.endpoints.database_url)}", soft_wrap=True)
         out.print(f"objects     {found.endpoints.object_store_url}", soft_wrap=True)
+    if storage is not None:
+        out.print(storage, soft_wrap=True, highlight=False)
     import yaml
 
     out.print("\nscheduler.config.yaml, as it is in effect:")
     out.print(yaml.safe_dump(config, sort_keys=False).rstrip(), highlight=False)
     exit_with(found.state == "running")
+
+
+def _storage_sentence(found: StackStatus) -> str | None:
+    """How the log is kept, while there is a stack to ask."""
+    if found.endpoints is None or found.state == "stopped":
+        return None
+    from dsec.platform.db import DatabaseError
+    from dsec.platform.storage import log_storage
+
+    try:
+        storage = log_storage(found.endpoints.database_url)
+    except DatabaseError as error:
+        return f"How the log is kept cannot be said: {error}"
+    return storage.sentence() if storage is not None else None
 
 
 def _scheduler_config(state_dir: Path) -> Any:

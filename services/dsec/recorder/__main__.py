@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 
@@ -17,8 +18,9 @@ from tenacity import (
 
 from dsec.platform.bus import Bus
 from dsec.platform.clock import utc_now
-from dsec.platform.db import migrate
+from dsec.platform.db import DatabaseError, migrate
 from dsec.platform.settings import configure_logging
+from dsec.platform.storage import log_storage
 from dsec.recorder.leadership import Recorder
 from dsec.recorder.settings import RecorderSettings
 
@@ -40,11 +42,18 @@ async def serve() -> None:
         retry_error_callback=lambda _: None,  # stopped while it waited: nothing to report
     )
     await retrying(asyncio.to_thread, migrate, settings.database_url)
+    await asyncio.to_thread(_say_storage, settings.database_url)
     bus = await Bus.connect(settings.nats_url, "recorder")
     try:
         await Recorder(bus, settings, utc_now).run(stop)
     finally:
         await bus.close()
+
+
+def _say_storage(database_url: str) -> None:
+    with contextlib.suppress(DatabaseError):  # gone again: recording says so, and waits
+        if storage := log_storage(database_url):
+            log.info("%s", storage.sentence())
 
 
 def main() -> None:

@@ -16,16 +16,19 @@ from datetime import datetime, timedelta
 from functools import partial
 
 import numpy as np
+import psycopg
 import pyarrow as pa
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from dsec.platform.bus import Bus, Message
+from dsec.platform.log import session_at
 from dsec.recorder.counters import Counters
 from dsec.recorder.effects import Item, dead_letter, message_of_parked
 from dsec.recorder.intake import Reading, Unfit, read, table_of
 from dsec.recorder.rows import EPOCH_START, Parked
 from dsec.recorder.settings import RecorderSettings
 from dsec.recorder.writer import Aside, Commit, RowsRefused, Writer
+from dsec_contracts import SYSTEM_SESSION
 from dsec_contracts.catalog import BY_TYPE
 from dsec_contracts.keys import SESSION_AGE_MAX, SESSION_AHEAD_MAX
 
@@ -34,6 +37,10 @@ log = logging.getLogger(__name__)
 UNPARK_MESSAGES_MAX = 256
 PARTITION_AHEAD = timedelta(days=31)
 PARTITION_CHECK_S = 3600.0
+_NO_PLACE = (
+    "the time in its session id is more than ten years ago or a day ahead, and a hypertable would "
+    "make a chunk for it: make ids with a clock that is right (uuid7)"
+)
 
 
 Readings = dict[int, tuple[Message, Reading]]
@@ -51,6 +58,8 @@ class Appender:
     now: Callable[[], datetime]
     counters: Counters
     _months: set[int] = field(default_factory=set)
+    _closed_months: set[int] = field(default_factory=set)
+    """Of which a hypertable takes no rows."""
 
     async def on_batch(self, items: Sequence[Item]) -> None:
         """Append a batch and acknowledge it.
@@ -81,10 +90,11 @@ class Appender:
             await self._append(readings, partial(_unparked, epoch, done))
             log.info("%d parked messages are in the log now", len(done))
 
-    async def ensure_partitions(self) -> None:
-        """Make this month's partition and the next one's, so that no batch has to."""
+    async def keep_partitions(self) -> None:
+        """Make this month's and the next one's, so that no batch has to, and drop old ones."""
         for time in (self.now(), self.now() + PARTITION_AHEAD):
             await self.writer.ensure_partition(time, self.settings.partitions_max)
+        await self._drop_old()
 
     # -- one batch -----------------------------------------------------------------------------
 
@@ -100,7 +110,7 @@ class Appender:
         for p in parked:
             log.warning("event type %s is not known yet; parked at %d", p.event_type, p.sequence)
         table = table_of([r for _, r in readings.values()])
-        await self._ensure_partitions_of(table)
+        table = await self._give_up_rows(readings, table, await self._without_place(table))
         try:
             aside = await self._attempts(commit(table, parked))
         except RowsRefused as error:
@@ -108,10 +118,7 @@ class Appender:
             if not bad:
                 raise  # refused together and not one by one: no row to blame, so none is given up
             log.error("%d rows are refused: %s", len(bad), error)
-            await self._give_up_rows(readings, table, bad)
-            keep = np.ones(table.num_rows, bool)
-            keep[list(bad)] = False
-            table = table.filter(pa.array(keep))
+            table = await self._give_up_rows(readings, table, bad)
             aside = await self.writer.append(commit(table, parked))
         self.counters.rows += table.num_rows
         self.counters.parked += len(parked)
@@ -132,30 +139,57 @@ class Appender:
         await dead_letter(self.bus, message, error)
         self.counters.dead_letters += 1
 
-    async def _give_up_rows(self, readings: Readings, table: pa.Table, bad: dict[int, str]) -> None:
+    async def _give_up_rows(
+        self, readings: Readings, table: pa.Table, bad: dict[int, str]
+    ) -> pa.Table:
+        """Make dead letters of rows; the others are returned."""
+        if not bad:
+            return table
         errors: dict[int, list[str]] = {}
         sequences, indices = table["sequence"].to_pylist(), table["index"].to_pylist()
         for row, error in sorted(bad.items()):
             errors.setdefault(sequences[row], []).append(f"row {indices[row]}: {error}")
         for sequence, lines in errors.items():
             await self._give_up(readings[sequence][0], "; ".join(lines))
+        keep = np.ones(table.num_rows, bool)
+        keep[list(bad)] = False
+        return table.filter(pa.array(keep))
 
-    async def _ensure_partitions_of(self, table: pa.Table) -> None:
-        """Make the partitions that a batch needs, before it needs them.
+    async def _without_place(self, table: pa.Table) -> dict[int, str]:
+        """Make the partitions that a batch needs, before it needs them; say which rows get none.
 
-        Only for times that a session can have: a clock that is decades off makes none.
+        Only for times that a session can have: a clock that is decades off makes none. Such rows
+        go to the default partition; a hypertable has none and would make a chunk for each week.
         """
         if not table.num_rows:
-            return
-        months = np.unique(table["session_at"].to_numpy().astype("datetime64[M]").astype(int))
+            return {}
+        months = table["session_at"].to_numpy().astype("datetime64[M]").astype(int)
         now = self.now()
-        oldest, newest = now - SESSION_AGE_MAX, now + SESSION_AHEAD_MAX
+        # Compared as numbers: an id that is none may carry a year that no date has.
+        oldest, newest = map(_month_number, (now - SESSION_AGE_MAX, now + SESSION_AHEAD_MAX))
         for month in set(months.tolist()) - self._months:
-            # Compared as numbers: an id that is none may carry a year that no date has.
-            if _month_number(oldest) <= month <= _month_number(newest):
+            if oldest <= month <= newest:
                 first_day = EPOCH_START.replace(year=1970 + month // 12, month=month % 12 + 1)
                 await self.writer.ensure_partition(first_day, self.settings.partitions_max)
+            elif month != _SYSTEM_MONTH and not await self.writer.has_default_partition():
+                self._closed_months.add(month)
             self._months.add(month)
+        if self._closed_months.isdisjoint(months):
+            return {}
+        closed = np.flatnonzero(np.isin(months, list(self._closed_months)))
+        return {int(row): _NO_PLACE for row in closed}
+
+    async def _drop_old(self) -> None:
+        days = self.settings.retention_days
+        if days is None:
+            return
+        try:
+            dropped = await self.writer.drop_before(self.now() - timedelta(days=days))
+        except psycopg.errors.LockNotAvailable:
+            log.warning("a long query reads what is older than %d days: dropped later", days)
+            return
+        for name in dropped:
+            log.info("%s is dropped: its sessions are older than %d days", name, days)
 
     def _report(self, aside: Sequence[Aside]) -> None:
         for row in aside:
@@ -175,3 +209,6 @@ def _unparked(epoch: int, done: list[int], table: pa.Table, _: Sequence[Parked])
 def _month_number(time: datetime) -> int:
     """Months since January 1970."""
     return (time.year - 1970) * 12 + time.month - 1
+
+
+_SYSTEM_MONTH = _month_number(session_at(SYSTEM_SESSION))

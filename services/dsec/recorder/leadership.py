@@ -98,7 +98,7 @@ class Recorder:
         await self.bus.ensure_stream()
         floor = await self._settle(writer)
         appender = Appender(writer, self.bus, floor.epoch, self.settings, self.now, self.counters)
-        await appender.ensure_partitions()
+        await appender.keep_partitions()
         await appender.unpark()
         # Connected before the tasks that use it: cancelled while it connects, a client leaves the
         # server waiting for the rest of the greeting.
@@ -157,7 +157,7 @@ class Recorder:
                     task.result()  # they end only by failing
             if loop.time() - checked_at > PARTITION_CHECK_S:
                 checked_at = loop.time()
-                await appender.ensure_partitions()
+                await appender.keep_partitions()
 
 
 def _pause(stop: asyncio.Event) -> Callable[[float], Awaitable[None]]:

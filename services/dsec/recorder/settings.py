@@ -68,7 +68,14 @@ class RecorderSettings(Settings):
     partitions_max: PositiveInt = Field(
         default=240,
         alias="DSEC_RECORDER_PARTITIONS_MAX",
-        description="monthly partitions; beyond them the default partition serves",
+        description="monthly partitions; beyond them the default partition serves. A hypertable "
+        "has weekly chunks, at most as many as there are weeks in the ten years that ids may carry",
+    )
+    retention_days: PositiveInt | None = Field(
+        default=None,
+        alias="DSEC_RECORDER_RETENTION_DAYS",
+        description="months (on a hypertable: weeks) of the log that ended so long ago are "
+        "dropped, unless a session in them is open. By default everything is kept",
     )
     heartbeat_write_s: PositiveFloat = Field(
         default=1.0,

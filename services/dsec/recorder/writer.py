@@ -150,6 +150,21 @@ class Writer:
         row = await cursor.fetchone()
         return bool(row and row[0])
 
+    async def has_default_partition(self) -> bool:
+        """Whether rows of any time have a place; a hypertable makes a chunk for each."""
+        cursor = await self._connection.execute("select to_regclass('event_log_default')")
+        row = await cursor.fetchone()
+        return bool(row and row[0])
+
+    async def drop_before(self, time: datetime) -> list[str]:
+        """Drop partitions or chunks that end before a time and hold no open session.
+
+        Raises:
+            psycopg.errors.LockNotAvailable: somebody reads them for longer than is waited.
+        """
+        cursor = await self._connection.execute("select event_log_drop(%s)", (time,))
+        return [name for (name,) in await cursor.fetchall()]
+
     # -- rows ----------------------------------------------------------------------------------
 
     async def append(self, commit: Commit) -> list[Aside]:

@@ -1,0 +1,78 @@
+"""How a database keeps the log, in words for people: what its edition has, and what it lacks.
+
+The migrations decide it once, when the log is made, by what the server has then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psycopg
+
+from dsec.platform.db import DatabaseError, libpq_url
+
+STATUS_TIMEOUT_S = 3
+
+_QUERY = """
+select
+    (select c.relkind = 'p' from pg_class c where c.oid = to_regclass('event_log')),
+    (select extversion from pg_extension where extname = 'timescaledb'),
+    current_setting('timescaledb.license', true),
+    to_regprocedure('event_log_compress(integer, jsonb)') is not null
+"""
+
+
+@dataclass(frozen=True)
+class LogStorage:
+    """What holds `event_log`. `features`: compression and continuous aggregates are set up."""
+
+    hypertable: bool
+    timescaledb: str | None
+    licence: str | None
+    features: bool
+
+    def sentence(self) -> str:
+        """What it is and what it lacks."""
+        if self.timescaledb is None:
+            return (
+                "The log is partitioned by PostgreSQL itself, a month each; without TimescaleDB "
+                "there is no compression, and hourly rewards are a plain view."
+            )
+        if not self.hypertable:
+            return (
+                f"TimescaleDB {self.timescaledb} is there, and the log is not a hypertable: it was "
+                "made without it, and is partitioned by PostgreSQL itself."
+            )
+        what = f"The log is a hypertable (TimescaleDB {self.timescaledb}, licence {self.licence})"
+        if self.features:
+            return f"{what}: finished weeks are compressed, hourly rewards are kept up."
+        if self.licence == "timescale":
+            return (
+                f"{what}, made when the licence was another: no compression, and hourly rewards "
+                "are a plain view."
+            )
+        return (
+            f"{what}. This edition lacks compression, continuous aggregates and retention "
+            "policies: hourly rewards are a plain view, and DSec's own retention "
+            "(DSEC_RECORDER_RETENTION_DAYS) drops what is old."
+        )
+
+
+def log_storage(database_url: str) -> LogStorage | None:
+    """How the log is kept; None before the migrations have made it.
+
+    Raises:
+        DatabaseError: the database does not answer.
+    """
+    try:
+        with psycopg.connect(
+            libpq_url(database_url), connect_timeout=STATUS_TIMEOUT_S, autocommit=True
+        ) as connection:
+            row = connection.execute(_QUERY).fetchone()
+    except psycopg.Error as error:
+        said = str(error).strip().splitlines() or [repr(error)]
+        raise DatabaseError(f"the database does not answer: {said[0]}") from error
+    if row is None or row[0] is None:
+        return None
+    native, version, licence, features = row
+    return LogStorage(not native, version, licence if version else None, features)
