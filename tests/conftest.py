@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Coroutine, Iterator
+from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -56,20 +57,28 @@ def database_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def timescale_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of an empty database of a PostgreSQL with TimescaleDB, shared by the whole run."""
+def timescale_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A private root with PostgreSQL and TimescaleDB, fetched once a run."""
     folder = tmp_path_factory.mktemp("timescaledb")
+    try:
+        _run(timescale_programs(folder / "root", folder / "apt.log", print))
+    except StackError as error:
+        pytest.skip(str(error))
+    return folder / "root"
+
+
+@pytest.fixture(scope="session")
+def timescale_url(timescale_root: Path) -> Iterator[str]:
+    """The URL of an empty database of a PostgreSQL with TimescaleDB, shared by the whole run."""
+    folder = timescale_root.parent
     options = PostgresOptions(
-        directory=folder / "root",
+        directory=timescale_root,
         log_path=folder / "postgres.log",
         port=free_port(),
         password=PASSWORD,
         fast_unsafe_for_tests=True,
     )
-    try:
-        programs = _run(timescale_programs(options.directory, folder / "apt.log", print))
-    except StackError as error:
-        pytest.skip(str(error))
+    programs = _run(timescale_programs(timescale_root, folder / "apt.log", print))
     with _running(_run(prepare_postgres(options, programs))):
         yield options.url
 

@@ -35,12 +35,14 @@ def test_the_arguments_of_the_detached_process_hold_no_password(
     arguments = [word for option in URLS.items() for word in option]
     state_dir = str(tmp_path / "state")
     result = CliRunner().invoke(
-        main, ["up", "--detach", "--state-dir", state_dir, "--workers", "2", *arguments]
+        main,
+        ["up", "--detach", "--state-dir", state_dir, "--workers", "2", "--timescaledb", *arguments],
     )
     assert result.exit_code == 0, result.output
     command_line, environment = json.loads(told.read_text())
     assert "hunter2" not in command_line
     assert "--workers" in command_line
+    assert command_line.split("\0").count("--timescaledb") == 1
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with up.make_context("up", []) as context:

@@ -225,6 +225,7 @@ async def test_only_one_connection_has_the_lock(log: Log) -> None:
     await other.close()
 
 
+@pytest.mark.parametrize("any_log_url", SERVERS[:1], indirect=True)
 async def test_ids_that_are_no_session_ids_have_a_place(log: Log, make: Any) -> None:
     odd = [UUID(int=0), UUID(int=2**128 - 1)]
     await log.append((1, make.stepped(odd, [0, 0])))
