@@ -100,7 +100,7 @@ DROP_CHUNK = """\
         perform drop_chunks('event_log', older_than => ends[i], newer_than => starts[i]);
 """
 
-# Compressed are weeks that are finished, two weeks after their end. The extension's own policy
+# Compressed are chunks that are finished, two weeks after their end. The extension's own policy
 # looks at nothing but age, and would compress what is still written: open sessions, and for ever
 # the events about no session.
 COMPRESSION = """

@@ -121,6 +121,7 @@ def test_status_and_down_of_nothing() -> None:
     assert status.exit_code == 1
     told = json.loads(status.stdout)
     assert told["state"] == "stopped"
+    assert told["log_storage"] is None
     assert told["scheduler_config"]["placement"] == "round_robin"
     down = dsec("down", "--json")
     assert down.exit_code == 0

@@ -252,3 +252,8 @@ async def test_the_client_reads_episodes_in_columns(
     starts = {e.observations[0].tobytes() for e in episodes if e.episode == 0}
     assert len(starts) == 1, "the environment's seed is held"
     assert len({s.chain_hash for s in summaries}) == 3, "the agent's chance is not"
+
+
+def test_status_says_how_the_log_is_kept(stack: RunningStack) -> None:
+    assert "without TimescaleDB" in stack.json("status")["log_storage"]
+    assert "without TimescaleDB" in stack.dsec("status").output.replace("\n", " ")

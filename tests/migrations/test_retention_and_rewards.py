@@ -200,7 +200,7 @@ def test_the_community_database_is_what_the_metadata_says(community_url: str) ->
     storage = log_storage(community_url)
     assert storage is not None
     assert (storage.hypertable, storage.licence, storage.features) == (True, "timescale", True)
-    assert "finished weeks are compressed" in storage.sentence()
+    assert "finished chunks are compressed" in storage.sentence()
 
 
 def run_job(connection: Any, procedure: str) -> None:

@@ -236,14 +236,23 @@ async def test_ids_that_are_no_session_ids_have_a_place(log: Log, make: Any) -> 
 
 @pytest.mark.timescaledb
 @pytest.mark.parametrize("any_log_url", SERVERS[1:], indirect=True)
-async def test_a_hypertable_makes_weekly_chunks_by_itself(log: Log, make: Any) -> None:
+async def test_a_hypertable_makes_chunks_of_30_days_by_itself(log: Log, make: Any) -> None:
     monday = datetime(2026, 5, 4, tzinfo=UTC)
     sessions = [make.new_session(monday + timedelta(days=days)) for days in (0, 1, 40)]
     assert await log.writer.ensure_partition(monday, 1)
     assert not await log.writer.has_default_partition()
     await log.append((1, make.stepped(sessions, [0, 0, 0])))
     chunks = log.query("select range_end - range_start from event_log_ranges()")
-    assert chunks == [(timedelta(days=7),)] * 2
+    assert chunks == [(timedelta(days=30),)] * 2
     # Rows up to a page stay in the table, in every chunk.
     options = "select distinct reloptions from pg_class where relname like '\\_hyper%chunk'"
     assert log.query(options) == [(["toast_tuple_target=8160"],)]
+
+
+@pytest.mark.timescaledb
+@pytest.mark.parametrize("any_log_url", SERVERS[1:], indirect=True)
+async def test_late_rows_are_never_too_many_for_compressed_chunks(log: Log) -> None:
+    cursor = await log.writer._connection.execute(
+        "select current_setting('timescaledb.max_tuples_decompressed_per_dml_transaction')"
+    )
+    assert await cursor.fetchone() == ("0",)

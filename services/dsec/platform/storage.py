@@ -45,7 +45,7 @@ class LogStorage:
             )
         what = f"The log is a hypertable (TimescaleDB {self.timescaledb}, licence {self.licence})"
         if self.features:
-            return f"{what}: finished weeks are compressed, hourly rewards are kept up."
+            return f"{what}: finished chunks are compressed, hourly rewards are kept up."
         if self.licence == "timescale":
             return (
                 f"{what}, made when the licence was another: no compression, and hourly rewards "

@@ -159,7 +159,7 @@ class Appender:
         """Make the partitions that a batch needs, before it needs them; say which rows get none.
 
         Only for times that a session can have: a clock that is decades off makes none. Such rows
-        go to the default partition; a hypertable has none and would make a chunk for each week.
+        go to the default partition; a hypertable has none and would make a chunk for each.
         """
         if not table.num_rows:
             return {}

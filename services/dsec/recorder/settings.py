@@ -69,12 +69,12 @@ class RecorderSettings(Settings):
         default=240,
         alias="DSEC_RECORDER_PARTITIONS_MAX",
         description="monthly partitions; beyond them the default partition serves. A hypertable "
-        "has weekly chunks, at most as many as there are weeks in the ten years that ids may carry",
+        "has chunks of 30 days, and no more than the ten years that session ids may carry need",
     )
     retention_days: PositiveInt | None = Field(
         default=None,
         alias="DSEC_RECORDER_RETENTION_DAYS",
-        description="months (on a hypertable: weeks) of the log that ended so long ago are "
+        description="partitions (chunks) of the log that ended so long ago are "
         "dropped, unless a session in them is open. By default everything is kept",
     )
     heartbeat_write_s: PositiveFloat = Field(

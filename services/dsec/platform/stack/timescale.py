@@ -42,7 +42,7 @@ SETTINGS = {
     "timescaledb.telemetry_level": "off",
     # The other method keeps files in a /dev/shm, which the root does not have.
     "dynamic_shared_memory_type": "sysv",
-    # A statement over all sessions locks each chunk and its indexes, and ten years have 520.
+    # A statement over all sessions locks each chunk and its indexes, and ten years have 122.
     "max_locks_per_transaction": "256",
 }
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin", "LC_ALL": "C.UTF-8"}
