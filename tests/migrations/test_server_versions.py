@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from dsec.platform.log import LogReader, Position
 from dsec.platform.stack import postgres
 from dsec.platform.stack.ports import free_port
 from dsec.platform.stack.process import ChildProcess
+from dsec.platform.stack.timescale import timescale_programs
+from dsec.platform.storage import LogStorage, log_storage
 from dsec.recorder.intake import read, table_of
 from dsec.recorder.writer import Commit, Floor, Writer
 from dsec_contracts import EVENTS
@@ -81,6 +85,28 @@ async def test_an_installed_server_takes_the_migrations_rows_and_views(server_ur
 @pytest.mark.timescaledb
 async def test_a_hypertable_takes_the_migrations_rows_and_views(fresh_timescale_url: str) -> None:
     await takes_everything(fresh_timescale_url)
+
+
+@pytest.mark.timescaledb
+async def test_an_extension_that_is_installed_and_not_loaded_is_left_alone(
+    timescale_root: Path, tmp_path: Path
+) -> None:
+    """Making it would end the connection."""
+    programs = await timescale_programs(timescale_root, tmp_path / "probe.log", print)
+    settings = {**programs.settings, "shared_preload_libraries": ""}
+    directory = timescale_root / "unloaded"
+    options = postgres.PostgresOptions(
+        directory, tmp_path / "log", free_port(), "for-tests-only", fast_unsafe_for_tests=True
+    )
+    spec = await postgres.prepare_postgres(options, replace(programs, settings=settings))
+    child = ChildProcess(spec)
+    await child.wait_ready()
+    try:
+        await takes_everything(options.url)
+        assert log_storage(options.url) == LogStorage(False, None, None, False)
+    finally:
+        await child.stop()
+        shutil.rmtree(directory)
 
 
 async def takes_everything(server_url: str) -> None:
