@@ -21,7 +21,6 @@ import pyarrow as pa
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from dsec.platform.bus import Bus, Message
-from dsec.platform.log import session_at
 from dsec.recorder.counters import Counters
 from dsec.recorder.effects import Item, dead_letter, message_of_parked
 from dsec.recorder.intake import Reading, Unfit, read, table_of
@@ -30,7 +29,7 @@ from dsec.recorder.settings import RecorderSettings
 from dsec.recorder.writer import Aside, Commit, RowsRefused, Writer
 from dsec_contracts import SYSTEM_SESSION
 from dsec_contracts.catalog import BY_TYPE
-from dsec_contracts.keys import SESSION_AGE_MAX, SESSION_AHEAD_MAX
+from dsec_contracts.keys import SESSION_AGE_MAX, SESSION_AHEAD_MAX, session_time
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +37,10 @@ UNPARK_MESSAGES_MAX = 256
 PARTITION_AHEAD = timedelta(days=31)
 PARTITION_CHECK_S = 3600.0
 _NO_PLACE = (
-    "the time in its session id is more than ten years ago or a day ahead, and a hypertable would "
-    "make a chunk for it: make ids with a clock that is right (uuid7)"
+    f"the time in its session id is over {SESSION_AGE_MAX.days} days ago or over "
+    f"{SESSION_AHEAD_MAX.days} day ahead, and a hypertable would make a chunk for it: make ids with "
+    "a clock that is right (uuid7)"
 )
-
 
 Readings = dict[int, tuple[Message, Reading]]
 """Messages and what they turned out to be, by their sequence."""
@@ -211,4 +210,4 @@ def _month_number(time: datetime) -> int:
     return (time.year - 1970) * 12 + time.month - 1
 
 
-_SYSTEM_MONTH = _month_number(session_at(SYSTEM_SESSION))
+_SYSTEM_MONTH = _month_number(session_time(SYSTEM_SESSION))
