@@ -38,8 +38,8 @@ PARTITION_AHEAD = timedelta(days=31)
 PARTITION_CHECK_S = 3600.0
 _NO_PLACE = (
     f"the time in its session id is over {SESSION_AGE_MAX.days} days ago or over "
-    f"{SESSION_AHEAD_MAX.days} day ahead, and a hypertable would make a chunk for it: make ids with "
-    "a clock that is right (uuid7)"
+    f"{SESSION_AHEAD_MAX.days} day ahead, and a hypertable would make a chunk for it: make ids "
+    "with a clock that is right (uuid7)"
 )
 
 Readings = dict[int, tuple[Message, Reading]]

@@ -20,7 +20,7 @@ from dsec.platform.stack.ports import free_port
 from dsec.platform.stack.postgres import PostgresOptions, prepare_postgres
 from dsec.platform.stack.process import ChildProcess
 from dsec.platform.stack.state import StateDir
-from dsec.platform.stack.timescale import MARKER, newest, timescale_programs
+from dsec.platform.stack.timescale import MARKER, package_for, timescale_programs
 
 Eventually = Callable[[Callable[[], object]], Awaitable[None]]
 NOWHERE = "http://127.0.0.1:1/debian/"
@@ -76,11 +76,14 @@ Dir::State "var/lib/apt";
     assert 'Dir::Etc::parts "/dev/null";' in ours
 
 
-def test_the_newest_postgresql_is_taken() -> None:
-    names = ["postgresql-9-timescaledb", "postgresql-17-timescaledb", "postgresql-18-repack"]
-    assert newest(names) == "postgresql-17-timescaledb"
-    with pytest.raises(StackError, match="has no package postgresql-"):
-        newest(["postgresql-18-repack"])
+def test_the_newest_postgresql_is_taken_unless_there_is_a_database(tmp_path: Path) -> None:
+    names = [f"postgresql-{major}-timescaledb" for major in (9, 17, 18)]
+    names.append("postgresql-19-repack")
+    assert package_for(tmp_path, names) == "postgresql-18-timescaledb"
+    (tmp_path / "PG_VERSION").write_text("17\n")
+    assert package_for(tmp_path, names) == "postgresql-17-timescaledb"
+    with pytest.raises(StackError, match="has no package postgresql-17-timescaledb"):
+        package_for(tmp_path, names[2:])
 
 
 @pytest.mark.parametrize(
