@@ -42,10 +42,11 @@ def test_the_arguments_of_the_detached_process_hold_no_password(
     command_line, environment = json.loads(told.read_text())
     assert "hunter2" not in command_line
     assert "--workers" in command_line
-    assert command_line.split("\0").count("--timescaledb") == 1
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with up.make_context("up", []) as context:
+    words = command_line.rstrip("\0").split("\0")
+    with up.make_context("up", words[words.index("up") + 1 :]) as context:
+        assert context.params["timescaledb"] is True
         assert context.params["nats_url"] == URLS["--nats-url"]
         assert context.params["database_url"] == URLS["--database-url"]
         assert context.params["object_store_url"] is None
