@@ -66,7 +66,7 @@ def test_every_command_has_help_and_json(name: str) -> None:
         assert "--json" in result.output
 
 
-@pytest.mark.parametrize("name", ["anchors", "tools", "doctor", "export"])
+@pytest.mark.parametrize("name", ["anchors", "tools", "export"])
 def test_reserved_commands_say_so(name: str) -> None:
     for arguments in ((), ("list", "--limit", "3"), ("--json",)):
         result = dsec(name, *arguments)

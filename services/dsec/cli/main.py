@@ -41,7 +41,7 @@ COMMANDS = {
     "metrics": Place("metrics", "metrics", "Show metrics, computed from the log."),
     "anchors": Place("reserved", "anchors", "Not implemented yet."),
     "tools": Place("reserved", "tools", "Not implemented yet."),
-    "doctor": Place("reserved", "doctor", "Not implemented yet."),
+    "doctor": Place("doctor", "doctor", "Say what this machine and its servers lack."),
     "export": Place("reserved", "export", "Not implemented yet."),
 }
 

@@ -29,5 +29,4 @@ def _reserved(name: str) -> click.Command:
 
 anchors = _reserved("anchors")
 tools = _reserved("tools")
-doctor = _reserved("doctor")
 export = _reserved("export")

@@ -18,6 +18,7 @@ from dsec_contracts import subjects
 REQUEST_TIMEOUT_S = 5.0
 DUPLICATE_WINDOW_S = 120
 
+_REQUIRED = ("subjects", "retention", "storage", "discard", "duplicate_window", "allow_direct")
 _OTHER_CONFIGURATION = 10058
 _NO_MESSAGE = 10037
 
@@ -28,6 +29,26 @@ class StreamOptions:
 
     max_bytes: int = 8 << 30
     replicas: int = 1
+
+    def config(self) -> api.StreamConfig:
+        """The whole configuration, as it is asked for."""
+        return api.StreamConfig(
+            name=subjects.STREAM,
+            subjects=subjects.STREAM_SUBJECTS,
+            retention=api.RetentionPolicy.LIMITS,
+            storage=api.StorageType.FILE,
+            discard=api.DiscardPolicy.NEW,
+            max_bytes=self.max_bytes,
+            num_replicas=self.replicas,
+            duplicate_window=DUPLICATE_WINDOW_S,
+            allow_direct=True,
+        )
+
+    def required(self) -> dict[str, Any]:
+        """The settings that every stream of ours has, under the names and in the values that the
+        server gives; how large it may grow and how often it is kept is the operator's."""
+        asked = json.loads(json.dumps(self.config().as_dict()))
+        return {name: asked[name] for name in _REQUIRED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +82,7 @@ class Stream:
         Raises:
             BusError: a setting that cannot be changed differs.
         """
-        wanted = api.StreamConfig(
-            name=subjects.STREAM,
-            subjects=subjects.STREAM_SUBJECTS,
-            retention=api.RetentionPolicy.LIMITS,
-            storage=api.StorageType.FILE,
-            discard=api.DiscardPolicy.NEW,
-            max_bytes=options.max_bytes,
-            num_replicas=options.replicas,
-            duplicate_window=DUPLICATE_WINDOW_S,
-            allow_direct=True,
-        )
+        wanted = options.config()
         try:
             await self._js.add_stream(wanted)
         except nats.js.errors.BadRequestError as error:

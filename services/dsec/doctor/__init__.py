@@ -1,0 +1,1 @@
+"""What `dsec doctor` asks: one module a subject; a check is a function that gives a finding."""
