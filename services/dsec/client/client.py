@@ -269,7 +269,7 @@ class Client:
             for session_id in finished:
                 rows = await log.rows(session_id)
                 if session_id in refused and not any(r.kind == "session.ended" for r in rows):
-                    yield rejected_episode(session_id, refused[session_id][0])
+                    yield rejected_episode(session_id, refused[session_id][0], rows)
                     continue
                 for episode in episodes_of(session_id, rows, get_blob):
                     yield episode

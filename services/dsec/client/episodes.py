@@ -18,10 +18,15 @@ import numpy.typing as npt
 from dsec.session import log_row
 from dsec.session.observations import resolve
 from dsec_contracts.canonical import decode
+from dsec_contracts.reward import REWARD_FIELDS
 from dsec_contracts.step import STEP_FIELDS
 
 COMPLETED = "completed"
+Components = dict[str, tuple[float, float]]
 _ACTION = STEP_FIELDS.index("action")
+_REVISION = REWARD_FIELDS.index("revision")
+_COMPONENTS = REWARD_FIELDS.index("components")
+_SPECS = {"agent": "agent_spec", "env": "env_spec", "reward": "reward_fn_hash"}
 
 
 class Row(log_row.Row, Protocol):
@@ -63,6 +68,15 @@ class Episode:
     status: str = COMPLETED
     code: str = ""
     labels: dict[str, str] = field(default_factory=dict)
+    components: list[Components | None] = field(default_factory=list)
+    """[T]; of each reward, by name: its score and its weight. None where the reward is missing"""
+    first_step: int = 0
+    """The session's number of the episode's first step: steps count over a session's episodes."""
+    chain_hash: str = ""
+    """The session's last chain hash, in hexadecimal: which run this is from. Empty: none started"""
+    group_id: str | None = None
+    specs: dict[str, str] = field(default_factory=dict)
+    """Hashes of the `agent`, `env` and `reward` specs; empty where the request is not logged."""
 
 
 @dataclass(slots=True)
@@ -90,7 +104,8 @@ def episodes_of(
     if requested is None:
         raise ValueError(f"session {session_id} has no request in the log")
     request = decode(requested.fact)
-    rewards = {row.step: row.value for row in _by_revision(rows)}
+    rewards = {row.step: row for row in _by_revision(rows)}
+    chain_hash = _last_chain(rows)
     ended: dict[str, Any] = next((decode(r.fact) for r in rows if r.kind == "session.ended"), {})
     status, code = ended.get("status", "running"), ended.get("code", "")
 
@@ -105,10 +120,10 @@ def episodes_of(
             session_id=session_id,
             truncated=episode.truncated or cut,
             policy_version=episode.policy_version or request.get("policy"),
-            seed=request["seed"],
             status=COMPLETED if whole else status,
             code="" if whole and status != COMPLETED else code,
-            labels=request.get("labels", {}),
+            chain_hash=chain_hash,
+            **_asked(request),
         )
 
     started = next((row for row in rows if row.kind == "session.started"), None)
@@ -126,10 +141,41 @@ def episodes_of(
         yield finish(current, whole=False)
 
 
-def rejected_episode(session_id: UUID, code: str) -> Episode:
-    """What stands for a session that was refused before it ran."""
+def rejected_episode(session_id: UUID, code: str, rows: Sequence[Row] = ()) -> Episode:
+    """What stands for a session that was refused before it ran.
+
+    Args:
+        rows: of the session; its request is read where it is logged.
+    """
     empty = _episode(_Open(0, []), {})
-    return dataclasses.replace(empty, session_id=session_id, status="rejected", code=code)
+    requested = next((row for row in rows if row.kind == "session.requested"), None)
+    request = decode(requested.fact) if requested is not None else {}
+    return dataclasses.replace(
+        empty,
+        session_id=session_id,
+        status="rejected",
+        code=code,
+        policy_version=request.get("policy"),
+        **_asked(request),
+    )
+
+
+def _asked(request: dict[str, Any]) -> dict[str, Any]:
+    """What an episode has from the request of its session."""
+    return {
+        "seed": request.get("seed", 0),
+        "labels": request.get("labels", {}),
+        "group_id": request.get("group_id"),
+        "specs": {name: request[key] for name, key in _SPECS.items() if key in request},
+    }
+
+
+def _last_chain(rows: Sequence[Row]) -> str:
+    """The hash that a session's log ends with."""
+    steps = _steps(rows)
+    cold = {row.kind: row for row in rows if row.kind in ("session.ended", "session.started")}
+    last = (cold.get("session.ended"), *steps[-1:], cold.get("session.started"))
+    return next((row.chain.hex() for row in last if row is not None and row.chain), "")
 
 
 def _steps(rows: Sequence[Row]) -> list[Row]:
@@ -139,12 +185,13 @@ def _steps(rows: Sequence[Row]) -> list[Row]:
 def _by_revision(rows: Sequence[Row]) -> list[Row]:
     """Rewards, so that the latest revision of a step comes last."""
     scored = [row for row in rows if row.kind == "reward.scored"]
-    return sorted(scored, key=lambda row: int(decode(row.fact)[1])) if scored else []
+    return sorted(scored, key=lambda row: int(decode(row.fact)[_REVISION])) if scored else []
 
 
-def _episode(open_: _Open, rewards: dict[int | None, float | None]) -> Episode:
+def _episode(open_: _Open, rewards: dict[int | None, Row]) -> Episode:
     steps = open_.steps
-    values = [rewards.get(row.step) for row in steps]
+    scored = [rewards.get(row.step) for row in steps]
+    values = [None if row is None else row.value for row in scored]
     last = steps[-1] if steps else None
     observations = open_.observations
     return Episode(
@@ -160,7 +207,16 @@ def _episode(open_: _Open, rewards: dict[int | None, float | None]) -> Episode:
         extras=stacked([_extras(row) for row in steps]),
         policy_version=(last.policy or None) if last is not None else None,
         seed=0,
+        components=[_components(row) for row in scored],
+        first_step=(steps[0].step or 0) if steps else 0,
     )
+
+
+def _components(row: Row | None) -> Components | None:
+    if row is None:
+        return None
+    found = decode(row.fact)[_COMPONENTS]
+    return {name: (float(score), float(weight)) for name, (score, weight) in found.items()}
 
 
 def _extras(row: Row) -> Any:
@@ -176,7 +232,8 @@ def stacked(values: list[Any]) -> Any:
     if any(type(value) is not kind for value in values):
         return values
     if kind is dict:
-        if any(value.keys() != first.keys() for value in values):
+        # Put together by key, dictionaries without a key would no longer say how many they are.
+        if not first or any(value.keys() != first.keys() for value in values):
             return values
         return {key: stacked([value[key] for value in values]) for key in first}
     if kind is np.ndarray:

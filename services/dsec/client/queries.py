@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Self
@@ -141,6 +141,27 @@ class Queries:
             limit=limit,
         )
         return [_summary(row) for row in rows]
+
+    async def selected(
+        self, *, group_id: str | None = None, labels: Mapping[str, str] | None = None
+    ) -> list[UUID]:
+        """All requested sessions of a group and with these labels, the oldest first; of None, all
+        there are."""
+        wanted = labels or {}
+        values = {f"name{n}": name for n, name in enumerate(wanted)}
+        values |= {f"label{n}": label for n, label in enumerate(wanted.values())}
+        labelled = [
+            f"and fact_json->'labels'->>cast(:name{n} as text) = :label{n}"
+            for n in range(len(wanted))
+        ]
+        rows = await self.rows(
+            f"""{_REQUESTED}
+            and (cast(:group_id as text) is null or fact_json->>'group_id' = :group_id)
+            {" ".join(labelled)} order by session_id""",
+            group_id=group_id,
+            **values,
+        )
+        return [row.session_id for row in rows]
 
     async def beginning(self, head: str, limit: int) -> list[UUID]:
         """Session ids that begin with `head` (hexadecimal digits and hyphens), newest first."""
