@@ -42,7 +42,7 @@ COMMANDS = {
     "anchors": Place("reserved", "anchors", "Not implemented yet."),
     "tools": Place("reserved", "tools", "Not implemented yet."),
     "doctor": Place("doctor", "doctor", "Say what this machine and its servers lack."),
-    "export": Place("reserved", "export", "Not implemented yet."),
+    "export": Place("export", "export", "Write episodes as Parquet, Minari or JSON lines."),
 }
 
 

@@ -29,4 +29,3 @@ def _reserved(name: str) -> click.Command:
 
 anchors = _reserved("anchors")
 tools = _reserved("tools")
-export = _reserved("export")

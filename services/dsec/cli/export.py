@@ -1,0 +1,150 @@
+"""`dsec export`: episodes as files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import click
+
+from dsec.cli.answer import (
+    Refused,
+    answers,
+    err,
+    json_option,
+    number,
+    progress,
+    run_async,
+    say_json,
+)
+from dsec.cli.find import find_session
+from dsec.client.client import Client
+
+FORMATS = ("parquet", "minari", "jsonl")
+
+
+def _pair(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, str]:
+    pairs = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{text!r} is no label: write it as name=value")
+        pairs[name] = value
+    return pairs
+
+
+@click.command()
+@click.option("--format", "format_", type=click.Choice(FORMATS), required=True)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The file to write; with minari the dataset's folder.",
+)
+@click.option("--group", "group_id", help="Only the sessions of this group.")
+@click.option("--session", "named", multiple=True, metavar="ID", help="Only this one; repeat it.")
+@click.option(
+    "--label", "labels", multiple=True, callback=_pair, metavar="K=V", help="Only with this label."
+)
+@click.option("--wait", is_flag=True, help="Wait for sessions that are not over.")
+@click.option("--finished", is_flag=True, help="Leave out sessions that are not over.")
+@click.option("--force", is_flag=True, help="Replace what is at --out.")
+@json_option
+@answers
+def export(
+    format_: str,
+    out: Path,
+    group_id: str | None,
+    named: tuple[str, ...],
+    labels: dict[str, str],
+    wait: bool,
+    finished: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write episodes as files: rewards with masks, failures with their codes, nothing left out."""
+    from dsec.client.export.destination import Destination
+
+    if named and (group_id or labels):
+        raise click.UsageError(
+            "--session names sessions; --group and --label choose some: not both"
+        )
+    if wait and finished:
+        raise click.UsageError("--wait and --finished say different things: give one of them")
+    destination = Destination(out, folder=format_ == "minari", force=force)
+
+    async def work() -> dict[str, Any]:
+        async with Client(name="cli") as client:
+            ids = (
+                [await find_session(client.queries, name) for name in dict.fromkeys(named)]
+                if named
+                else await client.queries.selected(group_id=group_id, labels=labels)
+            )
+            return await _export(client, ids, format_, destination, wait, finished)
+
+    told = run_async(work())
+    if as_json:
+        say_json(told)
+        return
+    _print(told)
+
+
+async def _export(
+    client: Client,
+    ids: list[UUID],
+    format_: str,
+    destination: Any,
+    wait: bool,
+    finished: bool,
+) -> dict[str, Any]:
+    from dsec.client.export.export import export as write
+    from dsec.client.export.export import finished_and_not
+
+    if not ids:
+        raise Refused("no session matches: `dsec sessions list` shows what there is")
+    over, running = await finished_and_not(client, ids)
+    if running and not (wait or finished):
+        raise Refused(
+            f"{len(running)} of {len(ids)} sessions are not over: wait for them (--wait), or leave "
+            "them out (--finished)"
+        )
+    chosen = ids if wait else over
+    if not chosen:
+        raise Refused("no session is over yet: wait for them with --wait")
+    with progress() as display:
+        task = display.add_task("sessions written", total=len(chosen))
+        totals = await write(
+            client,
+            chosen,
+            format_,
+            destination,
+            lambda done: display.update(task, completed=done),
+        )
+    return {
+        "ok": True,
+        "path": str(destination.path),
+        "format": format_,
+        "sessions": totals.sessions,
+        "unfinished": 0 if wait else len(running),
+        "statuses": dict(sorted(totals.statuses.items())),
+        "episodes": totals.episodes,
+        "episodes_without_steps": totals.without_steps,
+        "steps": totals.steps,
+        "reward_total": totals.reward_total,
+        "rewards_missing": totals.rewards_missing,
+        "bytes": totals.bytes,
+    }
+
+
+def _print(told: dict[str, Any]) -> None:
+    statuses = ", ".join(f"{count} {status}" for status, count in told["statuses"].items())
+    click.echo(
+        f"{told['path']}: {told['episodes']} episodes of {told['sessions']} sessions ({statuses}), "
+        f"{told['steps']} steps, reward {number(told['reward_total'])}, {told['bytes']} bytes"
+    )
+    if told["rewards_missing"]:
+        click.echo(f"{told['rewards_missing']} rewards are missing: null, and False in the mask")
+    if told["unfinished"]:
+        err.print(f"{told['unfinished']} sessions are not over and were left out", highlight=False)
