@@ -61,7 +61,7 @@ def test_a_clock_that_is_off_is_told_with_what_is_known_of_it() -> None:
     assert drift_finding("X", None).status == "absent"
     assert drift_finding("X", Drift.between(10.0, 10.1, 10.2)).status == "ok"
     assert drift_finding("X", Drift.between(10.0, 12.0, 10.0)).status == "warn"
-    assert drift_finding("X", Drift.between(10.0, 12.0, 14.0)).status == "ok", "within its error"
+    assert drift_finding("X", Drift.between(10.0, 13.0, 14.0)).status == "ok", "within its error"
     late = drift_finding("X", Drift.between(100.0, 0.0, 100.0))
     assert late.status == "fail"
     assert "behind" in late.sentence
@@ -152,6 +152,13 @@ class Overwriting(Directory):
         return True
 
 
+class Boasting(Directory):
+    """Says "done" to a conditional write, and does nothing."""
+
+    def write_if_absent(self, name: str, data: bytes) -> bool:
+        return True
+
+
 class Lying(Directory):
     """Refuses a conditional write, and does it."""
 
@@ -178,6 +185,7 @@ class Garbling(Directory):
     ("kind", "step"),
     [
         (Overwriting, "conditional write"),
+        (Boasting, "conditional write"),
         (Lying, "conditional write"),
         (Keeping, "delete"),
         (Garbling, "read"),
