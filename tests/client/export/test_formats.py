@@ -337,3 +337,11 @@ def test_a_folder_of_somebody_elses_is_never_replaced(tmp_path: Path, folder: bo
 def test_values_without_a_common_type_are_kept(actions: list[Any], cells: list[Any]) -> None:
     (found,) = written("parquet", cart(["", ""], actions=actions))
     assert found["actions"] == cells
+
+
+@pytest.mark.parametrize("format_", ["parquet", "jsonl"])
+def test_parameters_of_actions_stand_beside_them(format_: str) -> None:
+    with_params = [{"action": n, "action_params": {"p": n / 2}} for n in range(2)]
+    (cells,) = written(format_, cart(["", ""], actions=with_params))
+    assert cells["actions"] == [0, 1]
+    assert cells["action_params"] == [{"p": 0.0}, {"p": 0.5}]
