@@ -17,11 +17,12 @@ from dsec.cli.compare import assess
 from dsec.cli.failures import failure_lines
 from dsec.cli.init import TEMPLATES
 from dsec.cli.main import COMMANDS, main
-from dsec.cli.metrics import COLLECTED, METRICS, reward_share
+from dsec.cli.metrics import COLLECTED, reward_share
 from dsec.cli.replay import verdict_line
 from dsec.cli.tables import as_yaml, print_fields
 from dsec.client.queries import Summary
 from dsec.client.specs import read_session
+from dsec.platform.telemetry.metrics import NAMED
 
 HEAVY = ("torch", "sqlalchemy", "nats", "gymnasium", "asyncpg", "numpy")
 
@@ -136,10 +137,11 @@ def test_status_shows_the_file_in_the_state_directory(tmp_path: Path) -> None:
 
 
 def test_metrics_that_are_not_collected_say_so() -> None:
-    result = dsec("metrics", "--metric", "rus")
-    assert result.exit_code == 0
-    assert "not collected yet" in result.stdout
-    assert set(COLLECTED) < set(METRICS)
+    for name, told in (("anchor_miss_rate", "not collected yet"), ("rus", "sent over OTLP only")):
+        result = dsec("metrics", "--metric", name)
+        assert result.exit_code == 0
+        assert told in result.stdout
+    assert set(COLLECTED) < set(NAMED)
 
 
 def test_reward_share_counts_what_cannot_be_computed_as_unequal() -> None:

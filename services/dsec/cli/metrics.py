@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -10,55 +10,37 @@ from dsec.cli.answer import answers, json_option, number, out, progress, run_asy
 from dsec.cli.tables import plain_table
 from dsec.client.client import Client
 from dsec.client.verification import verify_sessions
+from dsec.platform.telemetry.metrics import NAMED
 
-
-class Metric(NamedTuple):
-    """A metric's unit and definition."""
-
-    unit: str
-    definition: str
-
-
-METRICS = {
-    "rscr": Metric(
-        "share",
-        "sessions whose rewards, computed anew from the recorded transitions, equal the recorded "
-        "ones at every step",
-    ),
-    "session_heartbeat_p95": Metric(
-        "s", "95th percentile of the age of the last heartbeat over live sessions"
-    ),
-    "rus": Metric("share", "resources in use over resources there"),
-    "ssal_p95": Metric("s", "95th percentile from a session's request to its start"),
-    "anchor_miss_rate": Metric("share", "anchor loads that found no blob over loads"),
-    "tool_failure_rate": Metric("share", "tool calls that failed over calls"),
-    "rvs_skew": Metric("1", "skew of the reward variance over nodes"),
-}
-COLLECTED = ("rscr", "session_heartbeat_p95")
+COLLECTED = tuple(name for name, metric in NAMED.items() if "command" in metric.tellers)
+NOWHERE = "not collected yet"
+ELSEWHERE = "sent over OTLP only"
 
 
 @click.command()
-@click.option("--metric", "name", type=click.Choice(list(METRICS)), help="Only this one.")
+@click.option("--metric", "name", type=click.Choice(list(NAMED)), help="Only this one.")
 @click.option(
     "--sessions",
     type=click.IntRange(1, 100_000),
     default=100,
     show_default=True,
-    help="rscr looks at so many of the latest ended sessions; it re-executes them.",
+    help="rscr looks at so many of the latest ended sessions, which it re-executes; ssal_p95 at so "
+    "many of the latest that started.",
 )
 @json_option
 @answers
 def metrics(name: str | None, sessions: int, as_json: bool) -> None:
     """Show metrics with their units and definitions."""
-    names = [name] if name is not None else list(METRICS)
+    names = [name] if name is not None else list(NAMED)
     values = run_async(_collect([n for n in names if n in COLLECTED], sessions))
     told = [
         {
             "metric": n,
             "value": values.get(n),
-            "unit": METRICS[n].unit,
+            "unit": NAMED[n].unit,
             "collected": n in COLLECTED,
-            "definition": METRICS[n].definition,
+            "sent_over_otlp": "otlp" in NAMED[n].tellers,
+            "definition": NAMED[n].definition,
         }
         for n in names
     ]
@@ -67,7 +49,8 @@ def metrics(name: str | None, sessions: int, as_json: bool) -> None:
         return
     table = plain_table("metric", "value", "unit", "definition", right=("value",))
     for row in told:
-        value = number(values.get(str(row["metric"]))) if row["collected"] else "not collected yet"
+        uncollected = ELSEWHERE if row["sent_over_otlp"] else NOWHERE
+        value = number(values.get(str(row["metric"]))) if row["collected"] else uncollected
         table.add_row(str(row["metric"]), value, str(row["unit"]), str(row["definition"]))
     out.print(table)
 
@@ -79,6 +62,8 @@ async def _collect(names: list[str], sessions: int) -> dict[str, float | None]:
     async with Client(name="cli") as client:
         if "session_heartbeat_p95" in names:
             values["session_heartbeat_p95"] = await _heartbeat_p95(client)
+        if "ssal_p95" in names:
+            values["ssal_p95"] = await _start_latency_p95(client, sessions)
         if "rscr" in names:
             values["rscr"] = await _rscr(client, sessions)
     return values
@@ -92,6 +77,21 @@ async def _heartbeat_p95(client: Client) -> float | None:
         "from session_live l where not exists (select from event_log e "
         "where e.session_id = l.session_id and e.session_at = session_time(l.session_id) "
         "and e.key = 'ended')"
+    )
+    value = rows[0].p95
+    return None if value is None else float(value)
+
+
+async def _start_latency_p95(client: Client, sessions: int) -> float | None:
+    rows = await client.queries.rows(
+        "select percentile_cont(0.95) within group "
+        "(order by extract(epoch from s.event_time - r.event_time)) as p95 "
+        "from (select session_id, session_at, event_time from event_log "
+        "where kind = 'session.started' and step is null "
+        "order by epoch desc, sequence desc limit :limit) s "
+        "join event_log r on r.session_id = s.session_id and r.session_at = s.session_at "
+        "and r.key = 'requested'",
+        limit=sessions,
     )
     value = rows[0].p95
     return None if value is None else float(value)

@@ -7,11 +7,18 @@ environment, so that nothing has to be configured for the embedded stack, which 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+_OTEL = "OTEL_"
+
+
+def _otel_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(_OTEL)}
 
 
 class Settings(BaseSettings):
@@ -24,6 +31,17 @@ class Settings(BaseSettings):
         default="postgresql://127.0.0.1:5432/dsec", description="PostgreSQL, any 15 to 18"
     )
     object_store_url: str = Field(default="", description="file:///directory; empty: none")
+    otlp_endpoint: str = Field(
+        default="",
+        description="receiver of traces and metrics, OTLP over HTTP (http://HOST:4318); empty: "
+        "what OTEL_EXPORTER_OTLP_ENDPOINT says, and without that none",
+    )
+    otel: dict[str, str] = Field(
+        default_factory=_otel_variables,
+        repr=False,
+        description="OpenTelemetry's own variables, all that begin with OTEL_; a worker gets them "
+        "with its settings, since the receiver's credentials are not for user code",
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 _NAME = re.compile(
-    r"^(DSEC_|PG[A-Z]|SSH_)|SECRET|PASSWORD|PASSWD|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY"
+    r"^(DSEC_|PG[A-Z]|SSH_|OTEL_EXPORTER_)|SECRET|PASSWORD|PASSWD|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY"
     r"|(^|_)TOKENS?(_|$)",  # but not TOKENIZERS_PARALLELISM
     re.IGNORECASE,
 )

@@ -1,0 +1,109 @@
+"""Every metric's name, unit and definition, in one place.
+
+Who tells a metric is part of it, so that one which nobody collects says so instead of being absent.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Teller = Literal["command", "otlp"]
+"""`dsec metrics` computes from the log when asked; services send over OTLP while they run."""
+
+
+class Metric(NamedTuple):
+    """A metric's name, unit (UCUM) and definition; `tellers` is empty where it is not collected."""
+
+    name: str
+    unit: str
+    definition: str
+    tellers: tuple[Teller, ...] = ("otlp",)
+
+
+RUS = Metric("rus", "share", "seats in use over seats of the workers that are ready")
+SSAL_P95 = Metric(
+    "ssal_p95", "s", "95th percentile from a session's request to its start", ("command",)
+)
+SSAL = Metric("ssal", "s", "from the time in a session's id to its first start, as a histogram")
+RSCR = Metric(
+    "rscr",
+    "share",
+    "sessions whose rewards, computed anew from the recorded transitions, equal the recorded ones "
+    "at every step",
+    ("command",),
+)
+ANCHOR_MISS_RATE = Metric(
+    "anchor_miss_rate", "share", "anchor loads that found no blob over loads", ()
+)
+TOOL_FAILURE_RATE = Metric("tool_failure_rate", "share", "tool calls that failed over calls", ())
+SESSION_HEARTBEAT_P95 = Metric(
+    "session_heartbeat_p95",
+    "s",
+    "95th percentile of the age of the last heartbeat over live sessions",
+    ("command", "otlp"),
+)
+RVS_SKEW = Metric("rvs_skew", "1", "skew of the reward variance over nodes", ())
+
+NAMED = {
+    metric.name: metric
+    for metric in (
+        RSCR,
+        SESSION_HEARTBEAT_P95,
+        RUS,
+        SSAL_P95,
+        ANCHOR_MISS_RATE,
+        TOOL_FAILURE_RATE,
+        RVS_SKEW,
+    )
+}
+"""The metrics that users know by name."""
+
+SESSIONS_QUEUED = Metric("dsec.sessions.queued", "{session}", "sessions that wait for a worker")
+SESSIONS_PLACED = Metric("dsec.sessions.placed", "{session}", "sessions that a worker has")
+SESSIONS_ENDED = Metric("dsec.sessions.ended", "{session}", "ends that the scheduler has seen")
+WORKERS_READY = Metric("dsec.workers.ready", "{worker}", "workers that may be given sessions")
+WORKERS_FENCED = Metric("dsec.workers.fenced", "{worker}", "workers that were given up")
+TICKS = Metric("dsec.ticks", "{tick}", "ticks of a worker's lanes")
+STEPS = Metric("dsec.steps", "{step}", "steps that a worker's sessions took")
+SESSIONS_HOSTED = Metric("dsec.sessions.hosted", "{session}", "sessions that a worker steps")
+TICKS_REWARDED = Metric("dsec.ticks.rewarded", "{tick}", "ticks that a replica has answered")
+REWARDS = Metric("dsec.rewards", "{reward}", "rewards that a replica has published")
+REWARDS_MISSING = Metric("dsec.rewards.missing", "{reward}", "rewards that it declared missing")
+DEAD_LETTERS = Metric("dsec.dead_letters", "{message}", "messages put aside for people")
+COMMITS = Metric("dsec.commits", "{commit}", "batches that the recorder has committed")
+MESSAGES_RECORDED = Metric("dsec.messages.recorded", "{message}", "messages in those batches")
+ROWS_RECORDED = Metric("dsec.rows.recorded", "{row}", "rows in them, known ones included")
+CONFLICTS = Metric("dsec.conflicts", "{row}", "facts that differ from the ones logged before")
+SUPERSEDED = Metric("dsec.superseded", "{row}", "inputs and ends that came after another one")
+PARKED = Metric("dsec.parked", "{message}", "messages of types that are not known yet")
+RECORDER_LAG = Metric(
+    "dsec.recorder.lag", "s", "from the stream to the commit, of the last message committed"
+)
+SPANS_LOST = Metric(
+    "dsec.telemetry.spans.lost", "{span}", "spans of this process that no receiver has taken"
+)
+
+OPERATIONAL = (
+    SSAL,
+    SESSIONS_QUEUED,
+    SESSIONS_PLACED,
+    SESSIONS_ENDED,
+    WORKERS_READY,
+    WORKERS_FENCED,
+    TICKS,
+    STEPS,
+    SESSIONS_HOSTED,
+    TICKS_REWARDED,
+    REWARDS,
+    REWARDS_MISSING,
+    DEAD_LETTERS,
+    COMMITS,
+    MESSAGES_RECORDED,
+    ROWS_RECORDED,
+    CONFLICTS,
+    SUPERSEDED,
+    PARKED,
+    RECORDER_LAG,
+    SPANS_LOST,
+)
+"""What operators look at. Rates are the receiver's to make: counters only grow."""
