@@ -11,11 +11,13 @@ import pytest
 
 from dsec.platform.bus import Message, StreamState
 from dsec.platform.log import Position
+from dsec.platform.telemetry import OFF
 from dsec.scheduler.handlers import DeliveryLost, Scheduler
 from dsec.scheduler.history import FloorRow
 from dsec.scheduler.recovery import LogNotReady, recover, start_floor
 from dsec.scheduler.settings import SchedulerConfig
 from dsec.scheduler.state import SchedulerState
+from dsec.scheduler.traces import Traces
 
 CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 TIME = CREATED + timedelta(hours=1)
@@ -68,7 +70,7 @@ async def test_a_first_delivery_of_what_was_seen_is_no_repetition() -> None:
 async def test_a_stream_that_was_set_back_is_read_from_its_beginning(world: Any) -> None:
     last = (await world.bus.stream_state()).last_sequence
     await world.until(lambda: world.sql("select 1 from log_floor where sequence >= %(n)s", n=last))
-    recovered = await recover(world.bus, world.history, SchedulerState())
+    recovered = await recover(world.bus, world.history, SchedulerState(), Traces(OFF, ()))
     assert recovered.floor == Position(1, last)
 
     def another_message() -> None:
@@ -76,5 +78,5 @@ async def test_a_stream_that_was_set_back_is_read_from_its_beginning(world: Any)
             connection.execute("update log_floor set message_time = message_time - interval '1 s'")
 
     await asyncio.to_thread(another_message)
-    recovered = await recover(world.bus, world.history, SchedulerState())
+    recovered = await recover(world.bus, world.history, SchedulerState(), Traces(OFF, ()))
     assert recovered.floor == Position(2, 0)

@@ -15,6 +15,7 @@ import uvloop
 from dsec.platform.bus import Bus, BusError
 from dsec.platform.clock import utc_now
 from dsec.platform.settings import Settings, configure_logging
+from dsec.platform.telemetry import Telemetry, connect
 from dsec.scheduler.handlers import STOP_WAIT_S_MAX, DeliveryLost, Scheduler
 from dsec.scheduler.history import History
 from dsec.scheduler.leadership import LEASE_NAME, LEASE_TTL_S, Leadership, LeadershipLost
@@ -38,17 +39,19 @@ async def serve(settings: Settings, config: SchedulerConfig, stop: asyncio.Event
     holder = f"{socket.gethostname()}-{os.getpid()}"
     bus = await Bus.connect(settings.nats_url, f"scheduler-{holder}")
     history = History.connect(settings.database_url)
+    telemetry = connect(settings, "scheduler", holder)
     try:
         lease = await bus.lease(LEASE_NAME, holder, LEASE_TTL_S)
         leadership = Leadership(lease, time.monotonic)
         try:
             if await leadership.take(stop):
-                await lead(bus, history, config, leadership, stop)
+                await lead(bus, history, config, leadership, telemetry, stop)
         finally:
             await leadership.release()
     finally:
         await history.close()
         await bus.close()
+        telemetry.close()
 
 
 async def lead(
@@ -56,10 +59,19 @@ async def lead(
     history: History,
     config: SchedulerConfig,
     leadership: Leadership,
+    telemetry: Telemetry,
     stop: asyncio.Event,
 ) -> None:
     """Schedule for as long as the lease is ours."""
-    scheduler = Scheduler(bus, history, config, leadership, now=utc_now, monotonic=time.monotonic)
+    scheduler = Scheduler(
+        bus,
+        history,
+        config,
+        leadership,
+        now=utc_now,
+        monotonic=time.monotonic,
+        telemetry=telemetry,
+    )
     async with asyncio.TaskGroup() as group:
         group.create_task(leadership.keep(stop))
         running = group.create_task(scheduler.run(stop))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from uuid import UUID
@@ -18,10 +19,12 @@ from uuid import UUID
 from dsec.platform.bus import Bus, BusUnavailable, Consumer, Message
 from dsec.platform.cancellation import cancelled
 from dsec.platform.log import Position
+from dsec.platform.telemetry import OFF, Telemetry, metrics
 from dsec.scheduler.admission import Ask, AskMalformed, Prior
 from dsec.scheduler.decider import Limits, Tick, admit, decide
 from dsec.scheduler.effects import Effects, Withdrawn
 from dsec.scheduler.fold import evolve, hear
+from dsec.scheduler.gauges import heartbeat_age_p95_s, utilisation, workers_ready
 from dsec.scheduler.history import History, flat
 from dsec.scheduler.in_flight import issued, withdrawn
 from dsec.scheduler.intake import (
@@ -37,6 +40,9 @@ from dsec.scheduler.placement import RULES
 from dsec.scheduler.recovery import LOG_AWAY, Recovered, patiently, recover
 from dsec.scheduler.settings import SchedulerConfig
 from dsec.scheduler.state import SchedulerState
+from dsec.scheduler.traces import Traces
+from dsec_contracts.session import SessionEnded
+from dsec_contracts.worker import WorkerFenced
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +75,7 @@ class Scheduler:
         *,
         now: Callable[[], datetime],
         monotonic: Callable[[], float],
+        telemetry: Telemetry = OFF,
     ) -> None:
         self._bus = bus
         self._history = history
@@ -85,6 +92,8 @@ class Scheduler:
             config.session_absent_limit_s,
         )
         self.state = SchedulerState(monotonic())
+        self._traces = Traces(telemetry, self.state.closed)
+        self._seen: Counter[type] = Counter()
         self._epoch = 0
         self._position = 0
         self._ordinal = 0
@@ -95,6 +104,19 @@ class Scheduler:
         self._ending = asyncio.Semaphore(ENDS_IN_FLIGHT_MAX)
         self._refused: list[tuple[int, Intent]] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._tell(telemetry)
+
+    def _tell(self, telemetry: Telemetry) -> None:
+        state, seen = self.state, self._seen
+        telemetry.gauge(metrics.RUS, lambda: utilisation(state))
+        telemetry.gauge(
+            metrics.SESSION_HEARTBEAT_P95, lambda: heartbeat_age_p95_s(state, self._monotonic())
+        )
+        telemetry.gauge(metrics.SESSIONS_QUEUED, lambda: state.queued)
+        telemetry.gauge(metrics.SESSIONS_PLACED, lambda: len(state.sessions) - state.queued)
+        telemetry.gauge(metrics.WORKERS_READY, lambda: workers_ready(state))
+        telemetry.counter(metrics.SESSIONS_ENDED, lambda: seen[SessionEnded])
+        telemetry.counter(metrics.WORKERS_FENCED, lambda: seen[WorkerFenced])
 
     async def run(self, stop: asyncio.Event) -> None:
         """Schedule until told to stop.
@@ -103,7 +125,7 @@ class Scheduler:
             LeadershipLost, DeliveryLost, BusError: this process cannot go on; another one can.
         """
         await self._bus.listen(HEARTBEATS, self._on_heartbeat)
-        recovered = await recover(self._bus, self._history, self.state)
+        recovered = await recover(self._bus, self._history, self.state, self._traces)
         consumer = await self._start_from(recovered)
         target = (await self._bus.stream_state()).last_sequence
         async with asyncio.TaskGroup() as group:
@@ -185,6 +207,8 @@ class Scheduler:
         priors = await self._priors(fresh)
         rejections: list[Reject] = []
         for message, reading in fresh:
+            self._seen[type(reading)] += 1
+            self._traces.seen(message, reading)
             match reading:
                 case Requested(event_id, event):
                     prior = priors.get(event.fact.session_id)

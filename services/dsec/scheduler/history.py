@@ -60,7 +60,7 @@ _SPECS = text(
 )
 _POLICIES = text("select key from event_log where kind = 'policy.published' and step is null")
 _FENCES = text(
-    "select kind, epoch, sequence, fact, circumstance::text from event_log "
+    "select kind, epoch, sequence, fact, circumstance::text, event_time from event_log "
     "where kind = 'worker.fenced' and step is null and (epoch, sequence) <= (:epoch, :sequence)"
 )
 _PLACED = text(
@@ -73,7 +73,7 @@ _PLACED = text(
             and e.session_at = p.session_at and e.key = 'ended'
         )
     )
-    select l.kind, l.epoch, l.sequence, l.fact, l.circumstance::text
+    select l.kind, l.epoch, l.sequence, l.fact, l.circumstance::text, l.event_time
     from open join event_log l using (session_id, session_at)
     where l.step is null and (l.epoch, l.sequence) <= (:epoch, :sequence)
     and l.kind in ('session.requested', 'session.cancel_requested', 'session.placed',
@@ -208,16 +208,16 @@ class History:
         found = await self._rows(_POLICIES, {})
         return {row[0].removeprefix("policy:").replace(".", "@", 1) for row in found}
 
-    async def placed(self, floor: Position) -> AsyncIterator[tuple[Position, Event]]:
+    async def placed(self, floor: Position) -> AsyncIterator[tuple[Position, Event, datetime]]:
         """What was said of sessions that were placed and have not ended, and of fenced workers,
-        in the order of the stream, up to `floor`."""
+        in the order of the stream, up to `floor`; and when."""
         parameters = {"epoch": floor.epoch, "sequence": floor.sequence}
         rows = await self._rows(_PLACED, parameters) + await self._rows(_FENCES, parameters)
         rows.sort(key=lambda row: (row[1], row[2]))
-        for number, (kind, epoch, sequence, fact, circumstance) in enumerate(rows):
+        for number, (kind, epoch, sequence, fact, circumstance, time) in enumerate(rows):
             if number % ROWS_AT_ONCE_MAX == 0:
                 await asyncio.sleep(0)  # a lease has to be renewed meanwhile
-            yield Position(epoch, sequence), _event(kind, fact, circumstance)
+            yield Position(epoch, sequence), _event(kind, fact, circumstance), time
 
     async def waiting(self, start: Position, floor: Position, limit: int) -> list[LoggedRequest]:
         """Requests from `start` to `floor` that were neither placed, ended nor rejected."""

@@ -24,6 +24,7 @@ from dsec.platform.log import Position
 from dsec.scheduler.fold import evolve
 from dsec.scheduler.history import FloorRow, History, flat
 from dsec.scheduler.state import SchedulerState
+from dsec.scheduler.traces import Traces
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +88,8 @@ async def _start_floor(bus: Bus, row: FloorRow | None) -> Position:
     return start_floor(row, await bus.stream_state(), at_floor)
 
 
-async def recover(bus: Bus, history: History, state: SchedulerState) -> Recovered:
-    """Fill `state` from the log.
+async def recover(bus: Bus, history: History, state: SchedulerState, traces: Traces) -> Recovered:
+    """Fill `state` and `traces` from the log.
 
     Raises:
         LogNotReady, SQLAlchemyError, OSError: the log could not be read for `LOG_WAIT_S_MAX`.
@@ -103,8 +104,9 @@ async def recover(bus: Bus, history: History, state: SchedulerState) -> Recovere
                 return Recovered(floor, None)
     state.specs.update(await history.specs())
     state.policies.update(await history.policies())
-    async for at, event in history.placed(floor):
+    async for at, event, time in history.placed(floor):
         evolve(state, event, flat(at, floor.epoch))
+        traces.recovered(event, time)
     log.info(
         "from the log up to %d.%d: %d placed sessions, %d specs, %d policies",
         floor.epoch,
