@@ -15,10 +15,12 @@ from time import monotonic_ns
 from dsec.env_runtime.packing import Row, heard, pack, split
 from dsec.env_runtime.running import RunningSlot
 from dsec.env_runtime.seats import Seat, unpublishable
+from dsec.env_runtime.traces import LaneTraces
 from dsec.platform.bus import BadMessage, Bus, Consumer, Message, TooLarge
 from dsec.platform.cancellation import cancelled
-from dsec.platform.clock import utc_now
+from dsec.platform.clock import now_ns, utc_now
 from dsec.platform.objects import ObjectStore, put_patiently
+from dsec.platform.telemetry import OFF, Telemetry
 from dsec.session.io import Ended, Input, Stepped
 from dsec.session.observations import reference
 from dsec_contracts import UnknownEvent
@@ -47,6 +49,7 @@ class Lane:
         reply_wait_s: float,
         tick_slice_ms: float,
         on_ended: OnEnded,
+        telemetry: Telemetry = OFF,
     ) -> None:
         self.name = name
         self.seats: dict[bytes, Seat] = {}
@@ -62,13 +65,25 @@ class Lane:
         self._waiting: set[bytes] = set()
         self._wake = asyncio.Event()
         self._answered = asyncio.Event()
+        self._traces = LaneTraces(telemetry, name)
         self._tick = 0
+        self._steps = 0
         self._ends: list[tuple[Seat, Ended]] = []
         self._unanswered: list[tuple[Seat, Stepped]] = []
         self._stopping = False
         self._held = False
         self._busy = asyncio.Lock()
         """Held while outputs are made and published: what is released has none on its way."""
+
+    @property
+    def ticks(self) -> int:
+        """Ticks that it has published, repetitions included."""
+        return self._tick
+
+    @property
+    def steps(self) -> int:
+        """Steps that its sessions took, each once."""
+        return self._steps
 
     # -- membership ----------------------------------------------------------------------------
 
@@ -84,6 +99,8 @@ class Lane:
         self.seats.pop(seat.raw_id, None)
         self._ready.pop(seat.raw_id, None)
         self._answer(seat.raw_id)
+        if seat.trace_steps:
+            self._traces.answered(seat, "the session left before its answer came")
 
     def _answer(self, raw_id: bytes) -> None:
         self._waiting.discard(raw_id)
@@ -112,6 +129,7 @@ class Lane:
         if not self._ready or self._held:
             return False
         ready, self._ready = self._ready, {}
+        self._traces.begin()
         await self._publish(await self._step_all(ready), again=False)
         await self._publish_ends()
         return True
@@ -150,6 +168,8 @@ class Lane:
                 if machine.ended is not None:  # cancelled meanwhile
                     continue
             seat.chain_before = machine.chain
+            if seat.trace_steps:
+                seat.step_began_ns = now_ns()
             self._running.enter(seat.index, machine.steps, now)
             try:
                 output = machine.step()
@@ -175,6 +195,9 @@ class Lane:
             # Before the publish: an answer may come before the acknowledgement.
             self._waiting = {seat.raw_id for seat, _ in taken}
             self._answered.clear()
+            self._steps += len(taken)
+            self._traces.stepped(self._tick, taken)
+        tick = self._traces.tick(self._tick)
         portions = list(split(rows, self._bus.max_payload_bytes))
         part = 0
         while portions:
@@ -186,6 +209,7 @@ class Lane:
                     source=f"dsec/env-runtime/{self._worker}",
                     time=now,
                     event_id=f"{self.name}.{self._tick}.{part}",
+                    traceparent=tick.traceparent() if tick is not None else None,
                     fence=self._worker,
                 )
             except TooLarge as error:
@@ -199,6 +223,8 @@ class Lane:
         published = monotonic_ns()
         for seat, _ in taken:
             seat.published_ns = published
+        if tick is not None:
+            self._traces.published(tick, taken, again=again)
 
     def _end_unpublishable(self, row: Row, message: str, *, again: bool) -> None:
         """End the one session whose step fits no message. The others go on."""
@@ -315,6 +341,8 @@ class Lane:
         elif was_awaiting is not None and machine.awaiting is None:
             self._ready[seat.raw_id] = seat
             self._waiting.discard(seat.raw_id)
+        if seat.trace_steps and (ended is not None or machine.awaiting is None):
+            self._traces.answered(seat)
 
     def _signal(self) -> None:
         """Say what was heard: there is something to do, and perhaps nothing to wait for."""

@@ -90,6 +90,10 @@ class Seat:
     published_ns: int = 0
     """When the last step was published (monotonic): an unanswered one is published again."""
     repeats: int = 0
+    trace_steps: bool = False
+    """Each of its steps has a span of its own."""
+    step_began_ns: int = 0
+    """When the last step began (wall clock); kept for sessions with `trace_steps` only."""
     lost_memory_before_step: int = 0
     """Of a session whose agent is not re-executed: what the agent's `step` kept of the steps before
     this one was lost with an earlier attempt. 0: nothing was."""

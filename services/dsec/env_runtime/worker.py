@@ -35,6 +35,7 @@ from dsec.env_runtime.seats import (
     open_seat,
 )
 from dsec.env_runtime.settings import EnvRuntimeSettings
+from dsec.env_runtime.traces import asks_for_steps, started
 from dsec.platform.bus import (
     Author,
     BadMessage,
@@ -47,9 +48,10 @@ from dsec.platform.bus import (
 )
 from dsec.platform.bus.retry import AWAY
 from dsec.platform.cancellation import cancelled
-from dsec.platform.clock import utc_now
+from dsec.platform.clock import nanoseconds, now_ns, utc_now
 from dsec.platform.log import LogReader, LogUnavailable
 from dsec.platform.objects import ObjectStore, put_patiently
+from dsec.platform.telemetry import OFF, Telemetry, connect, metrics
 from dsec.session.io import Ended, Input, cancel_input
 from dsec.session.log_row import RecordedGap
 from dsec.session.observations import reference
@@ -107,8 +109,10 @@ class Worker:
         running: RunningSlot,
         *,
         isolated: bool,
+        telemetry: Telemetry = OFF,
     ) -> None:
         self.name = name
+        self._telemetry = telemetry
         self._settings = settings
         self._bus = bus
         self._author = Author(bus, f"dsec/env-runtime/{name}", utc_now, fence=name)
@@ -132,6 +136,14 @@ class Worker:
         self._group: asyncio.TaskGroup
         self._draining = False
         self._beats = 0
+        self._tell(telemetry)
+
+    def _tell(self, telemetry: Telemetry) -> None:
+        lanes = self._lanes.values()
+        telemetry.counter(metrics.TICKS, lambda: sum(lane.ticks for lane in lanes))
+        telemetry.counter(metrics.STEPS, lambda: sum(lane.steps for lane in lanes))
+        telemetry.gauge(metrics.SESSIONS_HOSTED, lambda: len(self._seats))
+        self._start_latency = telemetry.histogram(metrics.SSAL)
 
     def _lane(self, name: str) -> Lane:
         s = self._settings
@@ -145,6 +157,7 @@ class Worker:
             reply_wait_s=s.reply_wait_s,
             tick_slice_ms=s.tick_slice_ms,
             on_ended=self._on_ended,
+            telemetry=self._telemetry,
         )
 
     # -- running -------------------------------------------------------------------------------
@@ -254,20 +267,24 @@ class Worker:
             if not self._free:
                 await self._hand_back(event, None, "no seat is free")
                 return
+            start_ns = now_ns()
             index = self._free.pop()
             self._running.assign(index, placed.session_id, LOAD_DEADLINE_S)
             try:
                 opening = await self._opened(event, index, tail)
             except (NotNow, LogUnavailable) as away:
                 log.warning("session %s is handed back: %s", placed.session_id, away)
+                started(self._telemetry, placed, start_ns, str(away))
                 await asyncio.sleep(HAND_BACK_PAUSE_S)
                 await self._hand_back(event, index, str(away))
                 return
             except StartFailed as failed:
+                started(self._telemetry, placed, start_ns, f"{failed.code}: {failed}")
                 ended = closing(failed.code, str(failed), failed.recorded)
                 await self._publish_end(placed, ended, keys.placed(placed.attempt))
                 self._close(placed.session_id, index)
                 return
+            started(self._telemetry, placed, start_ns, None)
             if not self._draining:
                 await self._go_live(event, opening, tail)
 
@@ -319,11 +336,14 @@ class Worker:
         if opening.started is not None:
             try:
                 await self._publish_started(seat, opening)
+                waited_ns = now_ns() - nanoseconds(keys.session_time(placed.session_id))
+                self._start_latency(max(0, waited_ns) / 1e9)
             except TooLarge as error:
                 opening.ended = closing(UNPUBLISHABLE, str(error), None)
         if opening.ended is not None:
             await self._on_ended(seat, opening.ended)
             return
+        seat.trace_steps = asks_for_steps(self._telemetry, seat.request)
         lane = self._lanes[placed.lane]
         if placed.previous_lane is not None:
             await self._follow(placed.previous_lane, lane, tail.sequence + 1)
@@ -542,7 +562,10 @@ async def serve(name: str, slot: Path, *, isolated: bool, settings: EnvRuntimeSe
     bus = await Bus.connect(settings.nats_url, name)
     reader = await LogReader.connect(settings.database_url)
     objects = ObjectStore(settings.object_store_url) if settings.object_store_url else None
-    worker = Worker(name, settings, bus, reader, objects, running, isolated=isolated)
+    telemetry = connect(settings, "env-runtime", name)
+    worker = Worker(
+        name, settings, bus, reader, objects, running, isolated=isolated, telemetry=telemetry
+    )
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
     try:
@@ -550,6 +573,8 @@ async def serve(name: str, slot: Path, *, isolated: bool, settings: EnvRuntimeSe
     except PublishRefused as refused:
         log.warning("fenced, leaving: %s", refused)
         return EXIT_FENCED
+    finally:
+        telemetry.close()
     await bus.close()
     await reader.close()
     return 0

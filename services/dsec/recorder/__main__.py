@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
+import socket
 
 import uvloop
 from sqlalchemy.exc import OperationalError
@@ -21,6 +23,7 @@ from dsec.platform.clock import utc_now
 from dsec.platform.db import DatabaseError, migrate
 from dsec.platform.settings import configure_logging
 from dsec.platform.storage import log_storage
+from dsec.platform.telemetry import connect
 from dsec.recorder.leadership import Recorder
 from dsec.recorder.settings import RecorderSettings
 
@@ -44,10 +47,12 @@ async def serve() -> None:
     await retrying(asyncio.to_thread, migrate, settings.database_url)
     await asyncio.to_thread(_say_storage, settings.database_url)
     bus = await Bus.connect(settings.nats_url, "recorder")
+    telemetry = connect(settings, "recorder", f"{socket.gethostname()}-{os.getpid()}")
     try:
-        await Recorder(bus, settings, utc_now).run(stop)
+        await Recorder(bus, settings, utc_now, telemetry=telemetry).run(stop)
     finally:
         await bus.close()
+        telemetry.close()
 
 
 def _say_storage(database_url: str) -> None:

@@ -21,11 +21,13 @@ import pyarrow as pa
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from dsec.platform.bus import Bus, Message
+from dsec.platform.telemetry import OFF, Telemetry
 from dsec.recorder.counters import Counters
 from dsec.recorder.effects import Item, dead_letter, message_of_parked
 from dsec.recorder.intake import Reading, Unfit, read, table_of
 from dsec.recorder.rows import EPOCH_START, Parked
 from dsec.recorder.settings import RecorderSettings
+from dsec.recorder.traces import committed_ticks
 from dsec.recorder.writer import Aside, Commit, RowsRefused, Writer
 from dsec_contracts import SYSTEM_SESSION
 from dsec_contracts.catalog import BY_TYPE
@@ -56,6 +58,7 @@ class Appender:
     settings: RecorderSettings
     now: Callable[[], datetime]
     counters: Counters
+    telemetry: Telemetry = OFF
     _months: set[int] = field(default_factory=set)
     _closed_months: set[int] = field(default_factory=set)
     """Of which a hypertable takes no rows."""
@@ -73,6 +76,9 @@ class Appender:
         )
         self.counters.batches += 1
         self.counters.messages += len(items)
+        committed = self.now()
+        self.counters.lag_s = max(0.0, (committed - last.time).total_seconds())
+        committed_ticks(self.telemetry, items, committed)
         await last.ack()
 
     async def unpark(self) -> None:

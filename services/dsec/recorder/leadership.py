@@ -17,6 +17,7 @@ import psycopg
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from dsec.platform.bus import Bus, BusError
+from dsec.platform.telemetry import OFF, Telemetry
 from dsec.recorder.connection import connect
 from dsec.recorder.counters import Counters
 from dsec.recorder.effects import DeliveryGap, Feed, StreamSetBack, settle_epoch
@@ -39,6 +40,7 @@ class Recorder:
     settings: RecorderSettings
     now: Callable[[], datetime]
     counters: Counters = field(default_factory=Counters)
+    telemetry: Telemetry = OFF
     leading: bool = False
     _epoch: int = 0
     _epoch_set_back: int = 0
@@ -46,6 +48,7 @@ class Recorder:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Record until `stop` is set: the batch in hand is finished, and that is all."""
+        self.counters.tell(self.telemetry)
         live = Live(self.settings, self.now)
         await live.listen(self.bus)
         while not stop.is_set():
@@ -97,7 +100,15 @@ class Recorder:
     async def _record(self, writer: Writer, live: Live, stop: asyncio.Event) -> None:
         await self.bus.ensure_stream()
         floor = await self._settle(writer)
-        appender = Appender(writer, self.bus, floor.epoch, self.settings, self.now, self.counters)
+        appender = Appender(
+            writer,
+            self.bus,
+            floor.epoch,
+            self.settings,
+            self.now,
+            self.counters,
+            self.telemetry,
+        )
         await appender.keep_partitions()
         await appender.unpark()
         # Connected before the tasks that use it: cancelled while it connects, a client leaves the

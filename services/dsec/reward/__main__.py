@@ -13,6 +13,7 @@ from dsec.platform.clock import utc_now
 from dsec.platform.log import LogReader
 from dsec.platform.objects import ObjectStore
 from dsec.platform.settings import configure_logging
+from dsec.platform.telemetry import connect
 from dsec.reward.effects import Patience, Specs, SpecSource, blob_source, spec_source
 from dsec.reward.handlers import CONSUMER, Rewarder
 from dsec.reward.isolation import Isolation
@@ -44,13 +45,14 @@ async def score_until_stopped(
     stop = stop_on_signals()
     name = f"reward-{settings.reward_replica}"
     bus = await Bus.connect(settings.nats_url, name)
+    telemetry = connect(settings, "reward", settings.reward_replica)
     functions = Isolation(settings.reward_deadline_s, settings.reward_memory_bytes_max)
     try:
         await bus.ensure_stream()
         patience = Patience(settings.reward_absent_s_max)
         specs = Specs(source, patience=patience, kept_max=settings.reward_specs_max)
         blobs = blob_source(objects, patience)
-        rewarder = Rewarder(bus, specs, functions, blobs, settings, utc_now)
+        rewarder = Rewarder(bus, specs, functions, blobs, settings, utc_now, telemetry)
 
         async def on_session_stepped(message: Message) -> None:
             specs.position = message.sequence
@@ -71,6 +73,7 @@ async def score_until_stopped(
     finally:
         await functions.close()
         await bus.close()
+        telemetry.close()
     return 0
 
 

@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Protocol
 
 from pydantic import ValidationError
 
 from dsec.platform.bus import BadMessage, Bus, Message
+from dsec.platform.clock import nanoseconds
+from dsec.platform.telemetry import OFF, Span, Telemetry, metrics, parse_traceparent
+from dsec.platform.telemetry.ids import child
+from dsec.platform.telemetry.metrics import Metric
 from dsec.reward.batch import Batch
 from dsec.reward.effects import Spec, Specs, resolved
 from dsec.reward.frames import Failure, Outcome, Task
@@ -48,6 +54,7 @@ class Rewarder:
         blobs: Callable[[str], bytes],
         settings: RewardSettings,
         now: Callable[[], datetime],
+        telemetry: Telemetry = OFF,
     ) -> None:
         self._bus = bus
         self._specs = specs
@@ -55,6 +62,15 @@ class Rewarder:
         self._blobs = blobs
         self._settings = settings
         self._now = now
+        self._telemetry = telemetry
+        self._counts: Counter[Metric] = Counter()
+        for metric in (
+            metrics.TICKS_REWARDED,
+            metrics.REWARDS,
+            metrics.REWARDS_MISSING,
+            metrics.DEAD_LETTERS,
+        ):
+            telemetry.counter(metric, partial(self._counts.__getitem__, metric))
 
     async def on_session_stepped(self, message: Message) -> None:
         """Score one tick and acknowledge it; never raises."""
@@ -77,13 +93,16 @@ class Rewarder:
             signals.cancel()
 
     async def _handle(self, message: Message) -> None:
+        began = self._now()
         envelope, batch = _read(message)
         outcomes = await self._outcomes(batch)
+        scored_at = self._now()
         lane = batch.event.circumstance.lane
         # Those first: should we die between the two, the repeated message has the same rows.
         for notice in batch.missing(outcomes):
             session, step = notice.fact.session_id, notice.fact.step
             log.warning("%s step %d: %s", session, step, notice.fact.code)
+            self._counts[metrics.REWARDS_MISSING] += 1
             await self._bus.publish(
                 notice,
                 lane,
@@ -104,6 +123,33 @@ class Rewarder:
                 event_id=f"reward.{envelope.id}" + (f".{part}" if part else ""),
                 traceparent=envelope.traceparent,
             )
+            self._counts[metrics.REWARDS] += scored.rows
+        self._counts[metrics.TICKS_REWARDED] += 1
+        self._trace(envelope, batch, message, began, scored_at)
+
+    def _trace(
+        self, envelope: Envelope, batch: Batch, message: Message, began: datetime, scored: datetime
+    ) -> None:
+        """The span of one call, within the trace of its tick; the same for every delivery."""
+        tick = parse_traceparent(envelope.traceparent)
+        if tick is None or not self._telemetry.keeps(tick.trace_id):
+            return
+        self._telemetry.emit(
+            Span(
+                child(tick.trace_id, "reward", envelope.id),
+                "reward",
+                nanoseconds(began),
+                nanoseconds(self._now()),
+                tick,
+                {
+                    "dsec.lane": batch.event.circumstance.lane,
+                    "dsec.rows": batch.event.rows,
+                    "dsec.reward.replica": self._settings.reward_replica,
+                    "dsec.reward.scoring_s": (scored - began).total_seconds(),
+                    "dsec.delivery": message.delivered,
+                },
+            )
+        )
 
     async def _outcomes(self, batch: Batch) -> list[Outcome]:
         specs = {
@@ -162,6 +208,7 @@ class Rewarder:
             log.warning("and could not be put aside: %r", refused)
             await _settle(message.nak(self._retry_s(message)))
         else:
+            self._counts[metrics.DEAD_LETTERS] += 1
             await _settle(message.ack())
 
 
