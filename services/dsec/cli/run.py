@@ -33,6 +33,12 @@ from dsec.client.specs import SessionPlan, read_session
 @click.option("--policy", metavar="NAME@VERSION", help="Weights to pin the sessions to.")
 @click.option("--group-id", help="In place of the file's.")
 @click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Added to the file's.")
+@click.option(
+    "--traceparent",
+    envvar="TRACEPARENT",
+    show_envvar=True,
+    help="A span of yours (a W3C header) that the sessions' traces link to.",
+)
 @click.option("--follow", is_flag=True, help="Wait until all are over; exit 1 if one failed.")
 @click.option("--no-check", is_flag=True, help="Do not try the environment out first.")
 @json_option

@@ -174,6 +174,7 @@ class Client:
         group_id: str | None = None,
         seed: int | None = None,
         labels: Mapping[str, str] | None = None,
+        traceparent: str | None = None,
         check: bool = True,
     ) -> Group:
         """Request sessions; they run from now on, whether or not anybody waits.
@@ -187,6 +188,8 @@ class Client:
             seeds: `increment`: seed + i; `same`: all equal; `same_env`: the environment's seed
                 held, the agent's chance varied.
             labels: added to the document's.
+            traceparent: a W3C header that names a span of yours: the sessions' traces link to it.
+                One that is malformed is passed over.
 
         Raises:
             SpecFileError: names file, key and what to do.
@@ -202,7 +205,7 @@ class Client:
             for spec in plan.specs():
                 if isinstance(spec, SealedSpec):
                     await self.register_sealed(spec, check=check)
-            await publish_requests(await self.bus(), facts, self.name)
+            await publish_requests(await self.bus(), facts, self.name, traceparent)
         except BaseException:  # a cancellation too: who asks again means these
             self._unfinished[asked] = group, facts
             raise

@@ -15,6 +15,7 @@ from dsec.client.queries import request_event_id
 from dsec.client.specs import SealedSpec
 from dsec.platform.bus import Bus, BusError
 from dsec.platform.objects import ObjectStore
+from dsec.platform.telemetry import parse_traceparent
 from dsec_contracts import (
     PolicyPublished,
     SessionCancelRequested,
@@ -71,14 +72,20 @@ async def publish_policy(bus: Bus, fact: PolicyFact, client: str, now: datetime)
     )
 
 
-async def publish_requests(bus: Bus, facts: Sequence[RequestFact], client: str) -> None:
+async def publish_requests(
+    bus: Bus, facts: Sequence[RequestFact], client: str, traceparent: str | None = None
+) -> None:
     """Request sessions, many at once, each acknowledged.
+
+    Args:
+        traceparent: of the span that asks for them.
 
     Raises:
         RequestIncomplete: not all of them were. Publishing the same facts again requests the rest.
     """
     acknowledged = 0
     circumstance = RequestCircumstance(client=client)
+    upstream = traceparent if parse_traceparent(traceparent) else None
     in_flight = asyncio.Semaphore(PUBLISHES_IN_FLIGHT_MAX)
 
     async def publish(fact: RequestFact) -> None:
@@ -91,6 +98,7 @@ async def publish_requests(bus: Bus, facts: Sequence[RequestFact], client: str) 
                 time=fact.creation_timestamp,
                 event_id=request_event_id(fact.session_id),
                 session_id=fact.session_id,
+                traceparent=upstream,
             )
             acknowledged += 1
 

@@ -125,6 +125,8 @@ class Scheduler:
             LeadershipLost, DeliveryLost, BusError: this process cannot go on; another one can.
         """
         await self._bus.listen(HEARTBEATS, self._on_heartbeat)
+        before = {state.name: state.floor for state in await self._bus.consumers()}
+        self._traces.follow(before.get(CONSUMER))
         recovered = await recover(self._bus, self._history, self.state, self._traces)
         consumer = await self._start_from(recovered)
         target = (await self._bus.stream_state()).last_sequence

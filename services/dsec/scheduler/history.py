@@ -27,6 +27,7 @@ from dsec_contracts.envelope import Event
 from dsec_contracts.session import (
     RequestFact,
     SessionCancelRequested,
+    SessionEnded,
     SessionPlaced,
     SessionReleased,
     SessionRequested,
@@ -45,6 +46,7 @@ _EVENTS: dict[str, type[Event]] = {
         SessionCancelRequested,
         SessionPlaced,
         SessionReleased,
+        SessionEnded,
         WorkerFenced,
     )
 }
@@ -78,6 +80,20 @@ _PLACED = text(
     where l.step is null and (l.epoch, l.sequence) <= (:epoch, :sequence)
     and l.kind in ('session.requested', 'session.cancel_requested', 'session.placed',
                    'session.released')
+    """
+)
+_ENDED_SINCE = text(
+    """
+    with over as (
+        select session_id, session_at from event_log
+        where kind = 'session.ended' and step is null
+        and (epoch, sequence) > (:epoch, :after) and (epoch, sequence) <= (:epoch, :sequence)
+        order by epoch desc, sequence desc limit :limit
+    )
+    select l.kind, l.epoch, l.sequence, l.fact, l.circumstance::text, l.event_time
+    from over join event_log l using (session_id, session_at)
+    where l.step is null and l.kind in ('session.placed', 'session.released', 'session.ended')
+    order by l.epoch, l.sequence
     """
 )
 _WAITING = text(
@@ -218,6 +234,24 @@ class History:
             if number % ROWS_AT_ONCE_MAX == 0:
                 await asyncio.sleep(0)  # a lease has to be renewed meanwhile
             yield Position(epoch, sequence), _event(kind, fact, circumstance), time
+
+    async def ended_since(
+        self, after: int, floor: Position, sessions_max: int
+    ) -> list[tuple[Position, Event, datetime]]:
+        """The placements, releases and ends of the sessions that ended behind `after` and not
+        behind `floor`, in the order of the stream; of more than `sessions_max` the latest."""
+        parameters = {
+            "epoch": floor.epoch,
+            "after": after,
+            "sequence": floor.sequence,
+            "limit": sessions_max,
+        }
+        return [
+            (Position(epoch, sequence), _event(kind, fact, circumstance), time)
+            for kind, epoch, sequence, fact, circumstance, time in await self._rows(
+                _ENDED_SINCE, parameters
+            )
+        ]
 
     async def waiting(self, start: Position, floor: Position, limit: int) -> list[LoggedRequest]:
         """Requests from `start` to `floor` that were neither placed, ended nor rejected."""

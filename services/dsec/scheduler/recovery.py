@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 LOG_WAIT_S_MAX = 600.0
 LOG_POLL_S_MIN = 0.05
 LOG_POLL_S_MAX = 2.0
+ENDED_MEANWHILE_MAX = 10_000
+"""Sessions that ended while no scheduler led, and whose traces are sent late."""
 
 
 class LogNotReady(Exception):
@@ -88,6 +90,15 @@ async def _start_floor(bus: Bus, row: FloorRow | None) -> Position:
     return start_floor(row, await bus.stream_state(), at_floor)
 
 
+async def _ended_meanwhile(
+    history: History, floor: Position, told_until: int, traces: Traces
+) -> None:
+    """Have the traces sent of sessions that ended while no scheduler led; the state needs none."""
+    if told_until < floor.sequence:
+        for at, event, time in await history.ended_since(told_until, floor, ENDED_MEANWHILE_MAX):
+            traces.take(event, time, flat(at, floor.epoch))
+
+
 async def recover(bus: Bus, history: History, state: SchedulerState, traces: Traces) -> Recovered:
     """Fill `state` and `traces` from the log.
 
@@ -104,9 +115,11 @@ async def recover(bus: Bus, history: History, state: SchedulerState, traces: Tra
                 return Recovered(floor, None)
     state.specs.update(await history.specs())
     state.policies.update(await history.policies())
+    told_until = traces.start(floor.sequence)
     async for at, event, time in history.placed(floor):
         evolve(state, event, flat(at, floor.epoch))
-        traces.recovered(event, time)
+        traces.take(event, time, flat(at, floor.epoch))
+    await _ended_meanwhile(history, floor, told_until, traces)
     log.info(
         "from the log up to %d.%d: %d placed sessions, %d specs, %d policies",
         floor.epoch,

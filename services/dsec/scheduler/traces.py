@@ -2,8 +2,9 @@
 
 The scheduler sends these, whoever publishes the events: it sees all of them, and when a worker dies
 it is the one that is left to say how long the attempt lasted and what ended it. Times are those
-that the events carry and ids follow from what a span is about, so a scheduler that reads an event
-again after a takeover sends the same span, not a second one.
+that the events carry and ids follow from what a span is about, so what is sent again after a crash
+is the same span, not a second one. In good order nothing is: a scheduler goes on behind what the
+one before it acknowledged, and takes from the log what happened while there was none.
 
 Kept in memory is what a span needs from an earlier event, of sessions whose traces are kept only.
 """
@@ -57,6 +58,21 @@ class Traces:
         self._closed = closed
         self._open: OrderedDict[UUID, _Open] = OrderedDict()
         self._on_worker: dict[str, set[UUID]] = {}
+        self._told_until: int | None = None
+
+    def follow(self, told_until: int | None) -> None:
+        """Say how far in the stream another scheduler has got; None: there was none."""
+        self._told_until = told_until
+
+    def start(self, floor: int) -> int:
+        """The log ends at `floor`. Returns up to where spans were sent; where there was no other
+        scheduler, what is in the log already is history."""
+        if self._told_until is None or not self._telemetry.enabled:
+            self._told_until = floor
+        return self._told_until
+
+    def _is_told(self, sequence: int) -> bool:
+        return self._told_until is not None and sequence <= self._told_until
 
     def seen(self, message: Message, reading: Reading) -> None:
         """An event of the stream, before it is taken into the state."""
@@ -68,14 +84,18 @@ class Traces:
             return
         if isinstance(reading, Requested):
             upstream = parse_traceparent(envelope.traceparent)
-            self._requested(reading, upstream, envelope.time, message.time)
+            self._requested(reading, upstream)
+            if not self._is_told(message.sequence):
+                self._emit_request(reading, upstream, envelope.time, message.time)
         elif isinstance(reading, Event):
-            self._take(reading, nanoseconds(envelope.time))
+            self.take(reading, envelope.time, message.sequence)
 
-    def recovered(self, event: Event, time: datetime) -> None:
-        """An event of the log about a session that has not ended, or a fenced worker. What it
-        completes was sent by the scheduler that saw it on the stream."""
+    def take(self, event: Event, time: datetime, sequence: int) -> None:
+        """An event, from the log or the stream."""
         if not self._telemetry.enabled:
+            return
+        if not self._is_told(sequence):
+            self._tell(event, nanoseconds(time))
             return
         match event:
             case SessionPlaced():
@@ -85,8 +105,12 @@ class Traces:
             case WorkerFenced(fact=fenced):
                 for session_id in self._on_worker.get(fenced.worker, set()).copy():
                     self._off_worker(session_id)
+            case SessionEnded(fact=ended):
+                self._forget(ended.session_id)
+            case SessionRejected():
+                self._rejected(event)
 
-    def _take(self, event: Event, at_ns: int) -> None:
+    def _tell(self, event: Event, at_ns: int) -> None:
         match event:
             case SessionPlaced():
                 self._placed(event, at_ns)
@@ -98,20 +122,23 @@ class Traces:
                     self._placement_over(session_id, at_ns, why, why)
             case SessionEnded():
                 self._ended(event, at_ns)
-            case SessionRejected(fact=fact) if fact.code not in ("malformed", "id_in_use"):
-                self._rejected(fact.session_id)
+            case SessionRejected():
+                self._rejected(event)
 
     # -- requests ------------------------------------------------------------------------------
 
-    def _requested(
+    def _requested(self, asked: Requested, upstream: SpanRef | None) -> None:
+        session_id = asked.event.fact.session_id
+        if self._telemetry.keeps(session_id.int) and session_id not in self._closed:
+            known = self._entry(session_id)
+            known.upstream = known.upstream or upstream
+
+    def _emit_request(
         self, asked: Requested, upstream: SpanRef | None, sent: datetime, arrived: datetime
     ) -> None:
         session_id = asked.event.fact.session_id
         if not self._telemetry.keeps(session_id.int):
             return
-        if session_id not in self._closed:
-            known = self._entry(session_id)
-            known.upstream = known.upstream or upstream
         # Sent at once, and not with the end of the session: the log does not keep the header, so a
         # scheduler that takes over meanwhile could not send the link.
         self._telemetry.emit(
@@ -126,10 +153,13 @@ class Traces:
             )
         )
 
-    def _rejected(self, written_id: str | None) -> None:
+    def _rejected(self, event: SessionRejected) -> None:
         """A session that will never be: nothing ends it, so nothing must be kept of it."""
+        fact = event.fact
+        if fact.code in ("malformed", "id_in_use"):
+            return  # says nothing of the session that has the id
         try:
-            self._forget(UUID(written_id or ""))
+            self._forget(UUID(fact.session_id or ""))
         except ValueError:
             return
 
