@@ -171,6 +171,7 @@ def test_specs_metrics_and_status(stack: RunningStack, equal: list[str]) -> None
     again = stack.json("specs", "register", "agent", str(stack.project / "agent_spec.yaml"))
     assert again["spec_hash"] == spec_hash
     assert stack.json("metrics", "--metric", "rscr", "--sessions", "3")["value"] == 1.0
+    assert 0 < stack.json("metrics", "--metric", "ssal_p95")["value"] < 60
     status = stack.json("status")
     assert status["state"] == "running"
     assert {p["name"] for p in status["processes"]} >= {"recorder", "scheduler", "reward"}
