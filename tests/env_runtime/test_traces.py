@@ -12,6 +12,7 @@ import pytest
 from tests.env_runtime.conftest import World, code_of, request_of
 from tests.otlp import Received, Receiver
 
+from dsec.env_runtime.traces import asks_for_steps
 from dsec.env_runtime.worker import Worker
 from dsec.platform.settings import Settings
 from dsec.platform.telemetry import Telemetry, connect, parse_traceparent
@@ -171,6 +172,7 @@ async def test_what_is_not_sampled_costs_no_span_and_no_header(
     await world.ended(request.session_id)
     await closed(telemetry)
     assert not receiver.spans
+    assert not asks_for_steps(telemetry, request)
     stepped = [m for m, event in world.seen if isinstance(event, SessionStepped)]
     assert not [m for m in stepped if "traceparent" in m.headers]
 

@@ -123,23 +123,35 @@ async def test_a_scheduler_that_takes_over_knows_when_an_attempt_began(
     world.worker("w1")
     world.lead()
     request = await world.request()
-    await world.placed(request.session_id)
-    placed = next(m for m, event in world.seen if isinstance(event, SessionPlaced))
-    await world.logged(request.session_id, keys.placed(1))
+    session_id = request.session_id
+    await world.placed(session_id)
+    world.dies("w1", "signal")
+    world.worker("w2")
+    await world.placed(session_id, 2)
+    placed = [message for message, event in world.seen if isinstance(event, SessionPlaced)]
+    await world.logged(session_id, keys.placed(2))
     world.tasks[-1][1].set()
     await world.tasks.pop()[0]
     if not meanwhile:
         world.lead()
-    await world.publish(ended(request.session_id), request.session_id)
+        await world.placed((await world.request()).session_id)  # so it leads by now
+    await world.publish(ended(session_id), session_id)
     if meanwhile:
-        await world.logged(request.session_id, keys.ENDED)
+        await world.logged(session_id, keys.ENDED)
         world.lead()
-    found = await spans(receiver, request.session_id, 3)
-    (placement,) = found["placement"]
-    assert placement.start_ns == nanoseconds(placed.envelope().time)
-    assert placement.span_id == placement_span(request.session_id, 1).span_id
-    # The first one sent the request's span; what the second one did not see it does not send.
-    assert [len(of) for of in (found["session"], found["request"])] == [1, 1]
+    found = await spans(receiver, session_id, 4)
+    assert [span.start_ns for span in found["placement"]] == [
+        nanoseconds(message.envelope().time) for message in placed[:2]
+    ]
+    assert [span.span_id for span in found["placement"]] == [
+        placement_span(session_id, attempt).span_id for attempt in (1, 2)
+    ]
+    # What the first one has sent, the second one does not.
+    assert {name: len(of) for name, of in found.items()} == {
+        "session": 1,
+        "request": 1,
+        "placement": 2,
+    }
 
 
 # -- event by event ----------------------------------------------------------------------------
@@ -184,6 +196,25 @@ def test_seen_again_after_a_takeover_it_is_the_same_span(receiver: Receiver) -> 
         seen.telemetry.close()
     assert len(receiver.spans) == 6
     assert receiver.spans[:3] == receiver.spans[3:]
+
+
+def test_what_another_scheduler_has_told_is_remembered_and_not_told_again(
+    receiver: Receiver,
+) -> None:
+    request, over = request_fact(), request_fact()
+    seen = Seen(receiver.url, set())
+    seen.traces.follow(4)
+    seen.see(SessionRequested(fact=request), traceparent=TRACEPARENT)
+    began_ns = seen.see(placed(request))
+    seen.see(placed(over))
+    seen.see(ended(over.session_id))
+    seen.see(ended(request.session_id))
+    seen.telemetry.close()
+    assert [span.name for span in receiver.spans] == ["placement", "session"]
+    assert {span.trace_id for span in receiver.spans} == {request.session_id.int}
+    assert receiver.spans[0].start_ns == began_ns
+    assert receiver.spans[1].links == [UPSTREAM]
+    assert not seen.traces._open
 
 
 def test_of_several_ends_the_first_is_told(receiver: Receiver) -> None:

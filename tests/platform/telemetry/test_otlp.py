@@ -220,6 +220,20 @@ def test_what_waits_is_bounded(receiver: Receiver) -> None:
     assert delivery.lost == SPANS
 
 
+def test_what_was_let_in_is_delivered_and_what_was_not_is_counted(receiver: Receiver) -> None:
+    receiver.wait_s = 0.2
+    telemetry = connected(receiver.url, OTEL_BSP_MAX_QUEUE_SIZE="100", OTEL_BSP_SCHEDULE_DELAY="20")
+    sessions = [uuid7() for _ in range(SPANS)]
+    for session in sessions:
+        telemetry.emit(span_of(session))
+    telemetry.close()
+    delivery = telemetry.delivery
+    assert len(receiver.spans) == delivery.sent == delivery.accepted
+    assert delivery.sent + delivery.lost == SPANS
+    # The first stay: those that come while there is no room are lost.
+    assert [span.trace_id for span in receiver.spans[:100]] == [one.int for one in sessions[:100]]
+
+
 def test_a_receiver_that_refuses_and_comes_back_gets_what_follows(receiver: Receiver) -> None:
     receiver.status = 400
     telemetry = connected(receiver.url, OTEL_BSP_SCHEDULE_DELAY="20")

@@ -205,8 +205,6 @@ class Otlp(Telemetry):
         return self._ratio.keeps(trace_id)
 
     def emit(self, span: Span) -> None:
-        if not self._ratio.keeps(span.ref.trace_id):
-            return
         self._ids.ref = span.ref
         made = self._tracer.start_span(
             span.name,
