@@ -9,14 +9,14 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.env_runtime.conftest import World, code_of, request_of
+from tests.env_runtime.conftest import LaneRig, World, code_of, request_of
 from tests.otlp import Received, Receiver
 
-from dsec.env_runtime.traces import asks_for_steps
+from dsec.env_runtime.traces import LaneTraces, asks_for_steps
 from dsec.env_runtime.worker import Worker
 from dsec.platform.settings import Settings
-from dsec.platform.telemetry import Telemetry, connect, parse_traceparent
-from dsec.platform.telemetry.ids import placement_span, start_span, step_span
+from dsec.platform.telemetry import LINKS_MAX, Telemetry, connect, parse_traceparent
+from dsec.platform.telemetry.ids import placement_span, start_span, step_span, tick_span
 from dsec_contracts import SessionStepped
 
 pytestmark = [pytest.mark.nats, pytest.mark.postgres]
@@ -188,3 +188,19 @@ async def test_a_receiver_that_hangs_holds_up_no_session(world: World, receiver:
     await closed(telemetry)
     assert not receiver.spans
     assert getattr(telemetry, "delivery").lost >= 60  # noqa: B009 - a tick and a step each
+
+
+async def test_a_tick_links_to_a_few_sessions_and_first_to_those_that_ask(
+    rig: LaneRig, receiver: Receiver
+) -> None:
+    await rig.start()
+    telemetry = telemetry_to(receiver)
+    seats = [rig.seat() for _ in range(LINKS_MAX + 3)]
+    seats[-1].trace_steps = True
+    taken: list[Any] = [(seat, seat.machine.step()) for seat in seats]
+    LaneTraces(telemetry, "w1-0").published(tick_span("w1-0", 1), taken, again=False)
+    await closed(telemetry)
+    (tick,) = receiver.named("tick")
+    assert tick.attributes["dsec.rows"] == len(seats)
+    wanted = [seats[-1], *seats[: LINKS_MAX - 1]]
+    assert tick.links == [placement_span(seat.placed.session_id, 1) for seat in wanted]

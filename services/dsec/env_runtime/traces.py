@@ -96,8 +96,10 @@ class LaneTraces:
             )
         )
 
-    def _placements(self, taken: Iterable[tuple[Seat, Stepped]]) -> Iterator[SpanRef]:
-        for seat, _ in taken:
+    def _placements(self, taken: list[tuple[Seat, Stepped]]) -> Iterator[SpanRef]:
+        """The attempts whose traces are kept; first those that link to the tick themselves."""
+        seats = [seat for seat, _ in taken]
+        for seat in sorted(seats, key=lambda seat: not seat.trace_steps):
             session_id = seat.placed.session_id
             if self._telemetry.keeps(session_id.int):
                 yield placement_span(session_id, seat.placed.attempt)
