@@ -19,6 +19,7 @@ from tests.otlp import Receiver
 from dsec.platform.settings import Settings
 from dsec.platform.stack.ports import free_port
 from dsec.platform.telemetry import OFF, Span, Telemetry, connect, metrics
+from dsec.platform.telemetry.exporters import readers
 from dsec.platform.telemetry.ids import SpanRef, placement_span, session_span
 from dsec.platform.telemetry.otlp import CLOSE_S_MAX, Otlp
 from dsec.platform.user_environment import without_secrets
@@ -63,6 +64,23 @@ def test_the_standard_variables_turn_it_on(receiver: Receiver, signal: str) -> N
     telemetry = connect(Settings(otel=variables), "test", "one")
     assert telemetry.enabled
     telemetry.close()
+
+
+@pytest.mark.parametrize("signal", ["TRACES", "METRICS"])
+def test_a_receiver_of_one_signal_gets_that_one_and_the_other_goes_nowhere(
+    receiver: Receiver, signal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"
+    telemetry = connect(Settings(otel={name: f"{receiver.url}/v1/{signal.lower()}"}), "test", "one")
+    telemetry.counter(metrics.STEPS, lambda: 1)
+    assert telemetry.keeps(1) == (signal == "TRACES")
+    telemetry.emit(span_of(uuid7()))
+    telemetry.close()
+    assert (bool(receiver.spans), bool(receiver.metrics)) == (
+        (True, False) if signal == "TRACES" else (False, True)
+    )
+    monkeypatch.setenv(name, receiver.url)
+    assert bool(readers("")) == (signal == "METRICS")
 
 
 def test_settings_take_the_standard_variables_from_the_environment(

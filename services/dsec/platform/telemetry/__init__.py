@@ -1,7 +1,7 @@
 """OpenTelemetry, outside everything that is hashed: traces of sessions and metrics, OTLP out.
 
-Services use what is named here. Only `otlp.py` knows the SDK, and it is imported only where a
-receiver is configured.
+Services use what is named here. Only `otlp.py` and `exporters.py` know the SDK, and they are
+imported only where a receiver is configured.
 """
 
 from dsec.platform.telemetry.connect import connect
