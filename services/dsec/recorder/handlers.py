@@ -27,7 +27,7 @@ from dsec.recorder.effects import Item, dead_letter, message_of_parked
 from dsec.recorder.intake import Reading, Unfit, read, table_of
 from dsec.recorder.rows import EPOCH_START, Parked
 from dsec.recorder.settings import RecorderSettings
-from dsec.recorder.traces import committed_ticks
+from dsec.recorder.traces import committed_items
 from dsec.recorder.writer import Aside, Commit, RowsRefused, Writer
 from dsec_contracts import SYSTEM_SESSION
 from dsec_contracts.catalog import BY_TYPE
@@ -78,7 +78,7 @@ class Appender:
         self.counters.messages += len(items)
         committed = self.now()
         self.counters.lag_s = max(0.0, (committed - last.time).total_seconds())
-        committed_ticks(self.telemetry, items, committed)
+        committed_items(self.telemetry, items, committed)
         await last.ack()
 
     async def unpark(self) -> None:

@@ -1,4 +1,4 @@
-"""Spans of sessions, requests and placements, as the stream shows them.
+"""Spans of sessions and placements, as the stream shows them.
 
 The scheduler sends these, whoever publishes the events: it sees all of them, and when a worker dies
 it is the one that is left to say how long the attempt lasted and what ended it. Times are those
@@ -20,7 +20,7 @@ from uuid import UUID
 from dsec.platform.bus import BadMessage, Message
 from dsec.platform.clock import nanoseconds
 from dsec.platform.telemetry import Span, SpanRef, Telemetry, parse_traceparent
-from dsec.platform.telemetry.ids import placement_span, request_span, session_span
+from dsec.platform.telemetry.ids import placement_span, session_span
 from dsec.scheduler.intake import Reading, Requested
 from dsec_contracts import keys
 from dsec_contracts.envelope import Event
@@ -85,8 +85,6 @@ class Traces:
         if isinstance(reading, Requested):
             upstream = parse_traceparent(envelope.traceparent)
             self._requested(reading, upstream)
-            if not self._is_told(message.sequence):
-                self._emit_request(reading, upstream, envelope.time, message.time)
         elif isinstance(reading, Event):
             self.take(reading, envelope.time, message.sequence)
 
@@ -132,26 +130,6 @@ class Traces:
         if self._telemetry.keeps(session_id.int) and session_id not in self._closed:
             known = self._entry(session_id)
             known.upstream = known.upstream or upstream
-
-    def _emit_request(
-        self, asked: Requested, upstream: SpanRef | None, sent: datetime, arrived: datetime
-    ) -> None:
-        session_id = asked.event.fact.session_id
-        if not self._telemetry.keeps(session_id.int):
-            return
-        # Sent at once, and not with the end of the session: the log does not keep the header, so a
-        # scheduler that takes over meanwhile could not send the link.
-        self._telemetry.emit(
-            Span(
-                request_span(session_id, asked.event_id),
-                "request",
-                nanoseconds(sent),
-                nanoseconds(arrived),
-                session_span(session_id),
-                {"dsec.session.id": str(session_id), "dsec.event.id": asked.event_id},
-                (upstream,) if upstream else (),
-            )
-        )
 
     def _rejected(self, event: SessionRejected) -> None:
         """A session that will never be: nothing ends it, so nothing must be kept of it."""

@@ -180,6 +180,14 @@ def test_two_clocks_that_differ_make_no_span_that_ends_before_it_starts(
     assert [(span.start_ns, span.end_ns) for span in receiver.spans] == [(2_000, 2_000)]
 
 
+def test_what_the_protocol_cannot_carry_costs_no_other_span(receiver: Receiver) -> None:
+    telemetry = connected(receiver.url)
+    telemetry.emit(span_of(uuid7(), start_ns=-5, end_ns=1 << 70))
+    telemetry.emit(span_of(uuid7(), error="a lone surrogate: \ud800"))
+    telemetry.close()
+    assert len(receiver.spans) == 2
+
+
 @pytest.mark.parametrize(
     ("variables", "share"),
     [

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 CLOSE_S_MAX = 1.0
 """A stop waits so long for the receiver."""
 ERROR_CHARS_MAX = 512
+TIME_NS_MAX = (1 << 63) - 1
 START_LATENCY_BOUNDS_S = (
     0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0,
 )  # fmt: skip
@@ -120,11 +121,11 @@ class Otlp(Telemetry):
             _context(span.parent),
             attributes=span.attributes,
             links=[Link(_remote(link)) for link in span.links],
-            start_time=min(span.start_ns, span.end_ns),  # of two clocks, which may differ
+            start_time=_sendable(min(span.start_ns, span.end_ns)),  # of two clocks: they may differ
         )
         if span.error is not None:
-            made.set_status(Status(StatusCode.ERROR, span.error[:ERROR_CHARS_MAX]))
-        made.end(span.end_ns)
+            made.set_status(Status(StatusCode.ERROR, _text(span.error)))
+        made.end(_sendable(span.end_ns))
 
     def counter(self, metric: Metric, read: Callable[[], int]) -> None:
         def observe(_: CallbackOptions) -> list[Observation]:
@@ -175,6 +176,16 @@ def _resource(service: str, instance: str) -> Resource:
             "service.instance.id": instance,
         }
     )
+
+
+def _sendable(at_ns: int) -> int:
+    """A time as the protocol can carry it: what cannot be encoded would cost its whole batch."""
+    return min(max(at_ns, 0), TIME_NS_MAX)
+
+
+def _text(error: str) -> str:
+    """The text of somebody's exception likewise: it may hold what UTF-8 lacks."""
+    return error[:ERROR_CHARS_MAX].encode("utf-8", "backslashreplace").decode()
 
 
 def _context(parent: SpanRef | None) -> Context:
