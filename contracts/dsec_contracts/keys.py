@@ -59,7 +59,25 @@ def check_session_window(value: UUID, now: datetime) -> str | None:
     return None
 
 
-SessionId = Annotated[UUID, AfterValidator(check_session_id)]
+ORDINAL_MAX = 2**31 - 1
+"""What steps, attempts and revisions can count to: they are int32 in columns and in the log."""
+
+
+def check_ordinal(value: int) -> int:
+    """Refuse a number that no column holds."""
+    if not -ORDINAL_MAX <= value <= ORDINAL_MAX:
+        raise ValueError(f"{value} is beyond what is counted, {ORDINAL_MAX}")
+    return value
+
+
+Ordinal = Annotated[int, AfterValidator(check_ordinal)]
+def _own_session(value: UUID) -> UUID:
+    if value == SYSTEM_SESSION:
+        raise ValueError(f"{value} stands for events about no session")
+    return check_session_id(value)
+
+
+SessionId = Annotated[UUID, AfterValidator(_own_session)]
 
 REQUESTED = "requested"
 CANCEL_REQUESTED = "cancel_requested"

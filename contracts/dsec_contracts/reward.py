@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from dsec_contracts.columns import VarColumn, check_columns
 from dsec_contracts.envelope import Event, Part, Prose
-from dsec_contracts.keys import SessionId
+from dsec_contracts.keys import SessionId, check_ordinal
 
 REWARD_FIELDS = (
     "step",  # int: the step that is rewarded
@@ -72,7 +72,7 @@ class RewardNoticeFact(Part):
     """The step it is about, and why."""
 
     session_id: SessionId
-    step: Annotated[int, Field(ge=0)]
+    step: Annotated[int, Field(ge=0), AfterValidator(check_ordinal)]
     code: str
     """`reward_raised`, `reward_invalid`, `service_unavailable`, ..."""
     fatal: bool = False

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, Field, StringConstraints
+from pydantic import AfterValidator, AwareDatetime, Field, StringConstraints
 
 from dsec_contracts.envelope import Event, Part, Prose
-from dsec_contracts.keys import SessionId
+from dsec_contracts.keys import Ordinal, SessionId, check_ordinal
 
 SEED_MAX = 2**63 - 1
 MAX_STEPS_MAX = 10**9
@@ -114,7 +114,7 @@ class PlacedFact(Part):
     """One placement of a session on a worker."""
 
     session_id: SessionId
-    attempt: Annotated[int, Field(ge=1)]
+    attempt: Annotated[int, Field(ge=1), AfterValidator(check_ordinal)]
     worker: Name
     lane: Name
     previous_lane: Name | None = None
@@ -153,7 +153,7 @@ class StartedFact(Part):
 class StartedCircumstance(Part):
     """Where and how it runs."""
 
-    attempt: int = 1
+    attempt: Ordinal = 1
     worker: str = ""
     determinism: Literal["D0", "D1", "D2"] = "D2"
     observation: bytes = b""
@@ -173,7 +173,7 @@ class ReleasedFact(Part):
     """A worker gave an attempt up, in good order."""
 
     session_id: SessionId
-    attempt: int
+    attempt: Ordinal
 
 
 class ReleasedCircumstance(Part):
@@ -210,7 +210,7 @@ class EndedFact(Part):
 class EndedCircumstance(Part):
     """The circumstances of the end."""
 
-    attempt: int = 0
+    attempt: Ordinal = 0
     worker: str = ""
     message: Prose = ""
     """For people: the error and where in the user's code it was raised."""

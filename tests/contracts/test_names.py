@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
 from dsec_contracts import keys, subjects
 from dsec_contracts.catalog import BY_TYPE, EVENTS
@@ -122,6 +123,8 @@ def test_what_is_no_session_id_is_refused(value: uuid.UUID) -> None:
 def test_the_system_session_is_the_first_possible_one() -> None:
     assert keys.check_session_id(keys.SYSTEM_SESSION) == keys.SYSTEM_SESSION
     assert keys.session_time(keys.SYSTEM_SESSION) == keys.SESSION_EARLIEST
+    with pytest.raises(ValidationError, match="stands for events about no session"):
+        TypeAdapter(keys.SessionId).validate_python(keys.SYSTEM_SESSION)
 
 
 def test_a_clock_that_is_far_off_is_noticed() -> None:

@@ -22,7 +22,17 @@ HOSTILE = {
     "returns_nonsense": ("return 42", "agent_invalid", "42"),
     "exits_politely": ("raise SystemExit(3)", "agent_raised", "SystemExit"),
     "calls_exit": ("import os; os._exit(0)", "agent_crashed", "exit"),
-    "kills_itself": ("import os; os.kill(os.getpid(), 11)", "agent_crashed", "signal"),
+    "crashes": ("import ctypes; ctypes.string_at(0)", "agent_crashed", "signal"),
+    "signals_itself": (
+        "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+        "agent_raised",
+        "other sessions run in this process",
+    ),
+    "sets_a_timer": (
+        "import signal; signal.setitimer(signal.ITIMER_REAL, 0.05)",
+        "agent_raised",
+        "belong to the whole process",
+    ),
     "blocks": ("\n            while True: pass", "step_deadline", "deadline"),
     "fills_memory": (
         "\n            while True: self.kept.append(bytearray(64 << 20))",
@@ -65,8 +75,12 @@ async def test_hostile_sessions_end_typed_and_neighbours_finish(
             agent_keys="step_deadline_s: 1.5\n",
         )
         hostile[name] = await client.request(session)
+    forking = await client.request(
+        session_files(AGENT.format(body="import os; os.fork()"), max_steps=STEPS, name="forks")
+    )
     async with asyncio.timeout(100):
         ended = await client.wait(neighbours)
+        assert [row.code for row in await client.wait(forking)] == ["max_steps"]
         for name, (_, code, told) in HOSTILE.items():
             [row] = await client.wait(hostile[name])
             assert (row.status, row.code) == ("failed", code), (name, row)

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from tests.env_runtime.conftest import connected
 
+from dsec.env_runtime import supervisor
 from dsec.env_runtime.running import EXIT_OUT_OF_MEMORY, Running
 from dsec.env_runtime.settings import EnvRuntimeSettings
 from dsec.env_runtime.supervisor import Child, Supervisor, judge
@@ -150,3 +151,19 @@ async def test_a_node_stops_though_nobody_has_fenced_its_dead_worker(nats_url: s
         child.process.kill()
         await node.died(child.name)
     # `running` waits for the end, and not for long
+
+
+@pytest.mark.nats
+async def test_a_fenced_worker_that_does_not_leave_is_killed_and_replaced(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FENCED_LEAVES_S_MAX", 0.3)
+    async with running(nats_url, os.environ) as node:
+        child = await node.beating()
+        child.process.send_signal(signal.SIGSTOP)
+        await node.bus.fence(child.name, "test")
+        code = await asyncio.wait_for(child.process.wait(), 10)
+        assert code == -signal.SIGKILL
+        async with asyncio.timeout(20):
+            await node.beating()  # another one
+        assert not node.deaths(child.name)  # it was fenced: nobody needs to be told

@@ -12,11 +12,22 @@ import pytest
 
 from dsec.platform.bus import Message
 from dsec.platform.schema import ROW_COLUMNS, event_log
+from dsec.recorder import intake
 from dsec.recorder.columns import TABLES
 from dsec.recorder.intake import Cold, Hot, Reading, Unfit, read, table_of
 from dsec.recorder.rows import SCHEMA, Parked, natural_key, query_json, session_of
-from dsec_contracts import EVENTS, SYSTEM_SESSION, Envelope, Event, SessionRejected, canonical
+from dsec_contracts import (
+    EVENTS,
+    SYSTEM_SESSION,
+    Envelope,
+    Event,
+    RewardMissing,
+    SessionRejected,
+    canonical,
+    subjects,
+)
 from dsec_contracts.keys import session_time
+from dsec_contracts.reward import RewardNoticeFact
 from dsec_contracts.session import RejectFact
 
 NOW = datetime(2026, 5, 4, 3, 2, 1, 123456, tzinfo=UTC)
@@ -25,7 +36,8 @@ NOW = datetime(2026, 5, 4, 3, 2, 1, 123456, tzinfo=UTC)
 def message(event: Event, sequence: int = 1, headers: dict[str, str] | None = None) -> Message:
     found = Envelope(f"e{sequence}", event.event_type(), "test", NOW).headers() | (headers or {})
     raw: Any = None
-    return Message("dsec.x", found, event.body(), sequence, 1, NOW, raw)
+    subject = subjects.subject(event.event_name(), "x")
+    return Message(subject, found, event.body(), sequence, 1, NOW, raw)
 
 
 def test_the_columns_are_those_of_the_table() -> None:
@@ -125,6 +137,42 @@ def test_what_a_message_turns_out_to_be(
     headers: dict[str, str], kind: type[Any], make: Any
 ) -> None:
     assert isinstance(read(message(make.requested(make.new_session()), headers=headers), 1), kind)
+
+
+def test_what_is_on_another_events_subject_is_unfit(make: Any) -> None:
+    event = message(make.requested(make.new_session()))
+    event.subject = "dsec.session.stepped.k"
+    found = read(event, 1)
+    assert isinstance(found, Unfit)
+    assert "session.requested.v1 on dsec.session.stepped.k" in found.error
+
+
+@pytest.mark.parametrize(
+    ("event", "old", "new"),
+    [
+        ("placed", b'"attempt":1', b'"attempt":1099511627776'),
+        ("missing", b'"step":7', b'"step":1099511627776'),
+        ("started", b'"attempt":1', b'"attempt":1180591620717411303424'),
+    ],
+)
+def test_a_number_that_no_column_holds_is_unfit(
+    event: str, old: bytes, new: bytes, make: Any
+) -> None:
+    sid = make.new_session()
+    missing = RewardMissing(fact=RewardNoticeFact(session_id=sid, step=7, code="x"))
+    made = missing if event == "missing" else getattr(make, event)(sid)
+    sent = message(made)
+    assert old in sent.data
+    sent.data = sent.data.replace(old, new)
+    assert isinstance(read(sent, 1), Unfit)
+
+
+def test_a_row_that_arrow_refuses_is_unfit_and_harms_no_other(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cold = intake.cold_row
+    monkeypatch.setattr(intake, "cold_row", lambda *a: cold(*a) | {"step": 2**40})
+    assert isinstance(read(message(make.requested(make.new_session())), 1), Unfit)
 
 
 def test_a_body_nested_without_end_is_unfit(make: Any) -> None:

@@ -210,3 +210,26 @@ def test_close_keeps_what_it_raises_to_itself(program, run):
     one = run(program(AGENT, ENV + "    def close(self): raise SystemExit(1)\n"))
     one.machine.close()
     assert one.ended.code == "max_steps"
+
+
+SLY = """
+class Sly(dict):
+    def __bool__(self):
+        raise ValueError("asked")
+class ndarray:
+    dtype, shape = "<f4", (4,)
+    def tobytes(self):
+        return 7
+"""
+
+
+def test_an_info_that_is_asked_nothing(program, run):
+    source = SLY + put(ENV, "step", "return 0, 1.0, False, False, Sly(a=1)")
+    one = run(program(AGENT, source), max_steps=3)
+    assert (one.ended.status, one.ended.steps) == ("completed", 3)
+
+
+def test_an_observation_that_says_it_is_an_array(program, run):
+    source = SLY + put(ENV, "step", "return ndarray(), 1.0, False, False, {}")
+    one = run(program(AGENT, source))
+    assert (one.ended.status, one.ended.code) == ("failed", "env_invalid")

@@ -7,10 +7,13 @@ code could read the passwords that are in them.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import resource
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -19,6 +22,8 @@ from dsec.env_runtime.settings import EnvRuntimeSettings
 from dsec.platform import virtual
 from dsec.platform.parent import die_with_parent
 from dsec.platform.settings import configure_logging
+
+log = logging.getLogger(__name__)
 
 
 def main() -> int:
@@ -43,11 +48,23 @@ def main() -> int:
         limit = settings.worker_memory_bytes_max
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     virtual.install()
-    return uvloop.run(
-        worker.serve(
-            arguments.worker, arguments.slot, isolated=arguments.isolated, settings=settings
-        )
+    work = worker.serve(
+        arguments.worker, arguments.slot, isolated=arguments.isolated, settings=settings
     )
+    uvloop.run(_to_the_end(work))
+    return 1
+
+
+async def _to_the_end(work: Coroutine[Any, Any, int]) -> None:
+    """Work, and end the process there and then: threads that user code left behind, or what it did
+    to the loop, must not keep a worker whose work is over."""
+    try:
+        code = await work
+    except BaseException:
+        log.exception("a worker falls")
+        code = 1
+    logging.shutdown()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -175,6 +175,7 @@ class Lane:
                 output = machine.step()
             except MemoryError:
                 self._running.end_out_of_memory()
+            self._running.end_if_forked()
             if type(output) is Stepped:
                 taken.append((seat, output))
                 seat.last = output
@@ -335,6 +336,7 @@ class Lane:
             ended = machine.deliver(given)
         except MemoryError:
             self._running.end_out_of_memory()
+        self._running.end_if_forked()
         if ended is not None:
             self._ends.append((seat, ended))
             self._waiting.discard(seat.raw_id)

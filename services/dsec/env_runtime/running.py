@@ -21,6 +21,10 @@ _ROW = struct.Struct("<16sd")  # session id, step deadline in seconds
 _OOM_AT = 32
 _TABLE_AT = 64
 NOBODY = -1
+FORKED: list[int] = []
+"""Not empty in a process that user code forked from a worker. Where its code comes back from the
+step it must end at once: it has the worker's connections, and its name."""
+os.register_at_fork(after_in_child=lambda: FORKED.append(os.getpid()))
 EXIT_OUT_OF_MEMORY = 76
 
 
@@ -75,6 +79,11 @@ class RunningSlot:
         """
         self._map[_OOM_AT] = 1
         os._exit(EXIT_OUT_OF_MEMORY)
+
+    def end_if_forked(self) -> None:
+        """After user code: whoever came back may be a copy of this process."""
+        if FORKED:
+            os._exit(0)
 
     @property
     def is_out_of_memory(self) -> bool:

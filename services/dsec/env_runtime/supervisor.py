@@ -41,6 +41,7 @@ MEMORY_PERIOD_S = 1.0
 RESPAWN_PAUSE_S = 1.0
 """A worker that lived shorter than this waits as long before its successor starts."""
 DEAD_SAID_S_MAX = 600.0
+FENCED_LEAVES_S_MAX = 3.0
 
 WORKER_ENVIRONMENT = {
     # What results may depend on and nobody means: one thread, one hash seed, one time zone.
@@ -62,6 +63,7 @@ class Child:
     slot: RunningSlot
     began: float = field(default_factory=monotonic)
     killed_for: DeathReason | None = None
+    fenced_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,8 @@ class Supervisor:
                 child.killed_for,
                 out_of_memory=child.slot.is_out_of_memory,
             )
+            if child.fenced_at_s is not None:
+                death = None
             child.slot.close(remove=True)
             log.warning("worker %s ended: %s", child.name, death or "it was fenced")
             if death is not None and not self._stopping:
@@ -190,6 +194,7 @@ class Supervisor:
                 last_beat = now
                 for child in list(self._children.values()):
                     await self._vouch(child)
+                    await self._check_fence(child, now)
 
     def _kill(self, child: Child, reason: DeathReason) -> None:
         if child.killed_for is None:
@@ -214,6 +219,18 @@ class Supervisor:
         if used > self._settings.worker_memory_bytes_max:
             log.warning("worker %s uses %d bytes", child.name, used)
             self._kill(child, "oom")
+
+    async def _check_fence(self, child: Child, now_s: float) -> None:
+        """A fenced worker leaves by itself. One that is stopped, or that user code keeps from
+        leaving, would hold its place for ever, and no other would be started."""
+        if child.fenced_at_s is None:
+            with contextlib.suppress(*AWAY):
+                if await self._bus.last_sequence(subjects.fence(child.name)):
+                    child.fenced_at_s = now_s
+        elif now_s - child.fenced_at_s > FENCED_LEAVES_S_MAX:
+            log.warning("worker %s was fenced and has not left: it is killed", child.name)
+            with contextlib.suppress(ProcessLookupError):
+                child.process.kill()
 
     async def _vouch(self, child: Child) -> None:
         """Beat for a worker that cannot, because user code runs. Not for a stopped process."""

@@ -316,6 +316,7 @@ class Worker:
                     while (now := monotonic_ns()) - began < self._settings.tick_slice_ms * 1e6:
                         self._running.enter(index, step, now)
                         step = next(work)
+                        self._running.end_if_forked()
                 except StopIteration as done:
                     opening: Opening = done.value
                     return opening

@@ -23,6 +23,7 @@ import functools
 import importlib
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -33,6 +34,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from dsec.platform.process_guard import kill_guards, signal_guards
 from dsec.session import chance
 from dsec.session.chance import Chance
 from dsec.session.code import CodeNamespace
@@ -60,6 +62,8 @@ def install() -> None:
         *_entropy_patches(),
         *_random_patches(),
         *_numpy_patches(),
+        *_redirects(signal, signal_guards()),
+        *_redirects(os, kill_guards()),
     ):
         _originals.append((owner, name, getattr(owner, name)))
         setattr(owner, name, replacement)
@@ -257,6 +261,7 @@ def undeclared_uses(namespace: CodeNamespace) -> set[str]:
         id(original): name
         for owner, name, original in _originals
         if isinstance(owner, types.ModuleType) and callable(original)
+        if owner is not signal and name not in kill_guards()
     }
     return {
         f"{module.__name__}.{name}"

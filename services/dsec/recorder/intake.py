@@ -16,7 +16,7 @@ import pyarrow as pa
 from dsec.platform.bus import BadMessage, Message
 from dsec.recorder.columns import TABLES
 from dsec.recorder.rows import SCHEMA, Arrival, Parked, cold_row
-from dsec_contracts import Event, UnknownEvent
+from dsec_contracts import Event, UnknownEvent, subjects
 
 _UNFIT = (BadMessage, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
 """How a message's own data fails on the way to a row. Anything else is a fault of ours."""
@@ -55,10 +55,15 @@ def read(message: Message, epoch: int) -> Reading:
             event = message.event()
         except UnknownEvent:
             return park(message, envelope.type)
+        # What is on another event's subject is nobody's, here as for every other service.
+        if not message.subject.startswith(subjects.every(event.event_name()).removesuffix("*")):
+            raise BadMessage(f"a {event.event_type()} on {message.subject}")
         arrival = Arrival(message.sequence, envelope, event)
         if type(event) in TABLES:
             return Hot(arrival, epoch)
-        return Cold(cold_row(arrival, epoch))
+        row = cold_row(arrival, epoch)
+        pa.RecordBatch.from_pylist([row], schema=SCHEMA)  # alone: it must not fail among others
+        return Cold(row)
     except _UNFIT as error:
         return Unfit(f"{type(error).__name__}: {error}")
 

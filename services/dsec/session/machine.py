@@ -22,6 +22,8 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Any, Literal, Protocol, cast
 
+from numpy import ndarray
+
 from dsec.session import chance as chances
 from dsec.session.adapters.gymnasium import EnvError, GymnasiumAdapter
 from dsec.session.adapters.state import StateError
@@ -393,6 +395,8 @@ class SessionMachine:
         step, episode, prior = self._step, self._episode, self._prior
         encoded = self._encode_observation(observation)
         state = self._state_hash()
+        if type(info) is not dict:
+            info = self._plain_info(info)
         empty = type(info) is dict and not info
         info_bytes = _EMPTY_MAP if empty else self._encode_info(info)
         if len(info_bytes) + len(action) + len(extras) > ROW_BYTES_MAX:
@@ -535,7 +539,7 @@ class SessionMachine:
         return self.ended
 
     def _encode_observation(self, observation: Any) -> bytes:
-        if type(observation).__name__ == "ndarray":
+        if type(observation) is ndarray:
             key = (observation.dtype, observation.shape)
             if key == self._array_key:
                 data: bytes = observation.tobytes()
@@ -551,7 +555,14 @@ class SessionMachine:
     def _encode_info(self, info: Any) -> bytes:
         if not isinstance(info, dict):
             raise _Stop("env_invalid", f"info must be a dict, not {_short(info)}")
+        info = self._plain_info(info)
         return _encoded("env_invalid", "the info", info) if info else _EMPTY_MAP
+
+    def _plain_info(self, info: Any) -> Any:
+        """A subclass of dict is user code, at every question that it is asked."""
+        if type(info) is not dict and isinstance(info, dict):
+            return self._user("env_invalid", dict, info)
+        return info
 
     def _state_hash(self) -> bytes:
         try:
