@@ -13,7 +13,15 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 
-from dsec.platform.bus import Author, Bus, BusError, Message, PublishRefused, TooLarge
+from dsec.platform.bus import (
+    Author,
+    Bus,
+    BusError,
+    Message,
+    PublishRefused,
+    StreamOptions,
+    TooLarge,
+)
 from dsec.platform.bus.publisher import HEADERS_BYTES_MAX
 from dsec.platform.clock import utc_now
 from dsec.platform.stack.nats_server import NatsServerOptions, nats_server_process
@@ -183,3 +191,13 @@ async def test_any_message_can_become_a_dead_letter(bus: Bus) -> None:
     assert [letter.subject for letter in letters] == [subjects.dead_letter("c")] * 2
     assert [letter.headers["dead-sequence"] for letter in letters] == ["1", "2"]
     assert [letter.headers.get("dead-cut") for letter in letters] == [None, "headers"]
+
+
+async def test_a_stream_is_made_as_large_as_there_is_room(bus: Bus) -> None:
+    wanted = StreamOptions(max_bytes=1 << 50)
+    before = (await bus.stream_state()).max_bytes
+    await bus.ensure_stream(wanted)
+    assert (await bus.stream_state()).max_bytes == before  # what is there stays as it is
+    await bus._js.delete_stream("DSEC")
+    await bus.ensure_stream(wanted)
+    assert 64 << 20 <= (await bus.stream_state()).max_bytes < 1 << 50

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -15,12 +16,16 @@ from dsec.platform.bus.errors import BusError
 from dsec.platform.bus.message import time_of
 from dsec_contracts import subjects
 
+log = logging.getLogger(__name__)
+
 REQUEST_TIMEOUT_S = 5.0
+STREAM_BYTES_MIN = 64 << 20
 DUPLICATE_WINDOW_S = 120
 
 _REQUIRED = ("subjects", "retention", "storage", "discard", "duplicate_window", "allow_direct")
 _OTHER_CONFIGURATION = 10058
 _NO_MESSAGE = 10037
+_NO_ROOM = 10047
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,17 @@ class StreamState:
     created: datetime
 
 
+def _halved(options: StreamOptions) -> StreamOptions:
+    half = options.max_bytes // 2
+    if half < STREAM_BYTES_MIN:
+        raise BusError(
+            f"the NATS server has no room for a stream of {STREAM_BYTES_MIN >> 20} MB: free space "
+            "on its disk, or raise `max_file_store` in its configuration"
+        )
+    log.warning("the NATS server has no room for %d MB, trying half", options.max_bytes >> 20)
+    return replace(options, max_bytes=half)
+
+
 class _Refused(BusError):
     def __init__(self, call: str, error: dict[str, Any]) -> None:
         super().__init__(f"{call}: {error.get('description')}")
@@ -79,22 +95,35 @@ class Stream:
     async def ensure(self, options: StreamOptions) -> None:
         """Make the stream, or bring the live one to our settings, field by field.
 
+        A server reserves what a stream may grow to. One that has less room gets a stream of half
+        the size, or of half of that.
+
         Raises:
-            BusError: a setting that cannot be changed differs.
+            BusError: a setting that cannot be changed differs, or there is no room at all.
         """
-        wanted = options.config()
         try:
-            await self._js.add_stream(wanted)
+            await self._js.add_stream(options.config())
         except nats.js.errors.BadRequestError as error:
             if error.err_code != _OTHER_CONFIGURATION:
                 raise BusError(f"the stream cannot be made: {error.description}") from error
-            try:
-                await self._js.update_stream(wanted)
-            except nats.js.errors.APIError as refused:
-                raise BusError(
-                    f"stream {subjects.STREAM} exists with settings that cannot be brought to "
-                    f"ours: {refused.description}"
-                ) from refused
+            await self._update(options)
+        except nats.js.errors.APIError as error:
+            if error.err_code != _NO_ROOM:
+                raise BusError(f"the stream cannot be made: {error.description}") from error
+            await self.ensure(_halved(options))
+
+    async def _update(self, options: StreamOptions) -> None:
+        try:
+            await self._js.update_stream(options.config())
+        except nats.js.errors.APIError as refused:
+            live = await self.state()
+            if refused.err_code == _NO_ROOM and options.max_bytes != live.max_bytes:
+                await self._update(replace(options, max_bytes=live.max_bytes))  # it stays as large
+                return
+            raise BusError(
+                f"stream {subjects.STREAM} exists with settings that cannot be brought to "
+                f"ours: {refused.description}"
+            ) from refused
 
     async def state(self) -> StreamState:
         """What the stream holds."""
