@@ -26,6 +26,7 @@ _REQUIRED = ("subjects", "retention", "storage", "discard", "duplicate_window", 
 _OTHER_CONFIGURATION = 10058
 _NO_MESSAGE = 10037
 _NO_ROOM = 10047
+_NO_STREAM = 10059
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,19 @@ class Stream:
         except nats.js.errors.APIError as error:
             if error.err_code != _NO_ROOM:
                 raise BusError(f"the stream cannot be made: {error.description}") from error
-            await self.ensure(_halved(options))
+            if (live_bytes := await self._live_bytes()) is None:
+                await self.ensure(_halved(options))
+            else:
+                await self._update(replace(options, max_bytes=live_bytes))
+
+    async def _live_bytes(self) -> int | None:
+        """What the stream may grow to; None: there is none yet."""
+        try:
+            return (await self.state()).max_bytes
+        except _Refused as refused:
+            if refused.code == _NO_STREAM:
+                return None
+            raise
 
     async def _update(self, options: StreamOptions) -> None:
         try:
