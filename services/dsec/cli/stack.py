@@ -216,13 +216,19 @@ def down(state_dir: Path | None, as_json: bool) -> None:
 @json_option
 @answers
 def status(state_dir: Path | None, as_json: bool) -> None:
-    """Show what runs, and the effective scheduler.config.yaml. Exits 0 if all of it runs."""
+    """Show what runs, and the effective scheduler.config.yaml. Exits 0 if all of it runs and the
+    log gets on."""
     found = stack_status(state_dir or default_state_dir())
     config = _scheduler_config(found.state_dir)
     storage = _storage_sentence(found)
+    if found.state == "running" and found.endpoints is not None:
+        from dsec.cli.standstill import standstill
+
+        found = replace(found, problem=asyncio.run(standstill(found.endpoints.nats_url)))
+    well = found.state == "running" and not found.problem
     if as_json:
         say_json({**_status_json(found), "log_storage": storage, "scheduler_config": config})
-        exit_with(found.state == "running")
+        exit_with(well)
     out.print(f"The stack on {found.state_dir} is [bold]{found.state}[/bold].", soft_wrap=True)
     if found.problem:
         out.print(found.problem, soft_wrap=True)
@@ -238,7 +244,7 @@ def status(state_dir: Path | None, as_json: bool) -> None:
 
     out.print("\nscheduler.config.yaml, as it is in effect:")
     out.print(yaml.safe_dump(config, sort_keys=False).rstrip(), highlight=False)
-    exit_with(found.state == "running")
+    exit_with(well)
 
 
 def _storage_sentence(found: StackStatus) -> str | None:

@@ -48,17 +48,19 @@ class Bus(Publisher):
             log.warning("bus: %r", error)
 
         try:
-            async for attempt in CONNECTING.attempts():
-                with attempt:
-                    nc = await nats.connect(
-                        url,
-                        name=name,
-                        error_cb=on_error,
-                        allow_reconnect=True,
-                        max_reconnect_attempts=-1,
-                        reconnect_time_wait=0.2,
-                        connect_timeout=2,
-                    )
+            # The client that reconnects for ever also connects for ever, the first time.
+            async with asyncio.timeout(CONNECTING.wait_s_max):
+                async for attempt in CONNECTING.attempts():
+                    with attempt:
+                        nc = await nats.connect(
+                            url,
+                            name=name,
+                            error_cb=on_error,
+                            allow_reconnect=True,
+                            max_reconnect_attempts=-1,
+                            reconnect_time_wait=0.2,
+                            connect_timeout=2,
+                        )
         except (OSError, nats.errors.Error, TimeoutError) as error:
             raise BusUnavailable(
                 f"no NATS server answers at {_without_secret(url)} within "
