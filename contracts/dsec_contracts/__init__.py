@@ -16,6 +16,7 @@ from dsec_contracts.session import (
 )
 from dsec_contracts.spec import PolicyPublished, SpecRegistered
 from dsec_contracts.step import SessionStepped
+from dsec_contracts.tool import ToolBegun, ToolCalled, ToolFailed, ToolReturned
 from dsec_contracts.worker import WorkerFenced, WorkerHeartbeat
 
 __all__ = [
@@ -39,6 +40,10 @@ __all__ = [
     "SessionStarted",
     "SessionStepped",
     "SpecRegistered",
+    "ToolBegun",
+    "ToolCalled",
+    "ToolFailed",
+    "ToolReturned",
     "UnknownEvent",
     "WorkerFenced",
     "WorkerHeartbeat",

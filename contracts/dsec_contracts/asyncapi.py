@@ -32,6 +32,9 @@ _KEYS = {
     "reward.scored": _LANE_KEY,
     "reward.deferred": "The lane that waits for the reward.",
     "reward.missing": "The lane that waits for the reward.",
+    "tool.begun": "`<session id>-<id of the call>`.",
+    "tool.returned": "The lane that waits for the result.",
+    "tool.failed": "The lane that waits for the result.",
     "worker.fenced": "The worker's id.",
     "worker.heartbeat": "The worker's id.",
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from dsec_contracts import reward, session, spec, step, upcasters, worker
+from dsec_contracts import reward, session, spec, step, tool, upcasters, worker
 from dsec_contracts.envelope import Event
 
 EVENTS: tuple[type[Event], ...] = (
@@ -23,6 +23,10 @@ EVENTS: tuple[type[Event], ...] = (
     reward.RewardScored,
     reward.RewardDeferred,
     reward.RewardMissing,
+    tool.ToolCalled,
+    tool.ToolBegun,
+    tool.ToolReturned,
+    tool.ToolFailed,
     worker.WorkerFenced,
     worker.WorkerHeartbeat,
 )

@@ -105,6 +105,37 @@ def reward_missing(n: int) -> str:
     return f"reward_missing:{n}"
 
 
+TURNS_PER_STEP_MAX = 255
+"""Tool turns at one step; with the one that the step itself may be, 256."""
+CALLS_PER_TURN_MAX = 64
+_TURN_BITS, _CALL_BITS = 8, 8
+
+
+def tool_call(step: int, turn: int) -> str:
+    """The key of the tool calls of one turn at a step."""
+    return f"tool_call:{step}.{turn}"
+
+
+def tool_begun(step: int, turn: int, index: int) -> str:
+    """The key of the note that a call that must not be made twice is about to be made."""
+    return f"tool_begun:{step}.{turn}.{index}"
+
+
+def tool_result(step: int, turn: int, index: int) -> str:
+    """The key of what came of one call, result or failure."""
+    return f"tool_result:{step}.{turn}.{index}"
+
+
+def call_id(step: int, turn: int, index: int) -> str:
+    """The id of a call, unique in its session; agents know the call by it."""
+    return f"call_{step}_{turn}_{index}"
+
+
+def call_ordinal(step: int, turn: int, index: int) -> int:
+    """A call as one number: calls of a session are in the order of their numbers."""
+    return (step << _TURN_BITS | turn) << _CALL_BITS | index
+
+
 def placed(attempt: int) -> str:
     """The key of a placement; attempts count from 1."""
     return f"placed:{attempt}"
