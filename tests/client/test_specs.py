@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dsec.client.check import check_env, check_spec
 from dsec.client.local_imports import local_imports
@@ -133,7 +134,15 @@ def test_a_registered_spec_is_named_by_its_hash(folder: Path) -> None:
         ("entry: agent.py:A\nparms: {}\n", "parms: is no known key; known keys are entry"),
         ("params: {}\n", "entry: is missing: add it"),
         ("entry: agent.py:A\nentry: agent.py:B\n", "line 2: the key entry is there twice"),
-        ("entry: agent.py:A\ntools: [{ref: x}]\n", "tools: is reserved and not implemented yet"),
+        ("entry: agent.py:A\ntools: [{ref: x}]\n", "x does not exist: name the tool's YAML file"),
+        (
+            "entry: agent.py:A\ntools: [{ref: x, blocking: false}]\n",
+            "blocking: false is reserved and not implemented yet: use blocking: true",
+        ),
+        (
+            "entry: agent.py:A\ndeterministic_mode: false\ntools: [{ref: x}]\n",
+            "tools with deterministic_mode: false is reserved",
+        ),
         ("entry: agent.py:A\nanchors: {every_steps: 3}\n", "anchors.every_steps: is reserved"),
         ("entry: other.py:A\n", "entry: other.py does not exist"),
         ("entry: agent.py\n", "must be FILE.py:NAME or MODULE:NAME"),
@@ -237,3 +246,80 @@ def test_the_check_tells_what_an_environment_raises(folder: Path) -> None:
         check_env(spec)
     with pytest.raises(SpecFileError, match="NoSuch-v0"):
         check_env(read_spec("env", {"entry": "gymnasium:NoSuch-v0"}))
+
+
+TOOL = """
+name: search
+description: Finds things.
+entry: tool.py:search
+code: [tool.py]
+parameters: {type: object, properties: {q: {type: string}}, required: [q]}
+deadline_s: 7
+"""
+
+
+def with_tool(folder: Path, text: str = TOOL) -> None:
+    (folder / "tool.py").write_text("def search(q):\n    return q\n")
+    (folder / "search.yaml").write_text(text)
+
+
+@pytest.mark.parametrize("ref", ["search", "search.yaml"])
+def test_an_agent_is_sealed_with_its_tools(folder: Path, ref: str) -> None:
+    with_tool(folder)
+    (folder / "a.yaml").write_text(f"entry: agent.py:A\ntools: [{{ref: {ref}}}]\n")
+    agent = read_spec("agent", folder / "a.yaml")
+    (tool,) = agent.tools
+    (use,) = agent.document.tools
+    assert (use.ref, use.name, use.deadline_s) == (tool.spec_hash, "search", 7)
+    assert use.parameters == tool.document.parameters
+    assert set(tool.files) == {"tool.py"}
+    # The document of a registered spec can be used again.
+    (folder / "b.yaml").write_text(yaml.safe_dump(agent.document.model_dump(mode="json")))
+    again = read_spec("agent", folder / "b.yaml")
+    assert (again.spec_hash, again.tools) == (agent.spec_hash, ())
+    with_tool(folder, TOOL.replace("things", "other things"))
+    assert read_spec("agent", folder / "a.yaml").spec_hash != agent.spec_hash
+
+
+def test_two_tools_of_one_name_are_refused(folder: Path) -> None:
+    with_tool(folder)
+    said = refusal(folder, "a.yaml", "entry: agent.py:A\ntools: [{ref: search}, {ref: search}]\n")
+    assert "two of them are called search" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("kind: openai", "kind: openai is reserved and not implemented yet"),
+        ("kind: mcp", "kind: mcp is reserved and not implemented yet"),
+        ("kind: grpc", "must be `python` or `http`"),
+        ("kind: http", "entry is for kind: python"),
+        ("url: http://x", "url and headers are for kind: http"),
+        ("output_bytes_max: 400001", "output_bytes_max"),
+        ("secrets: [lower]", "secrets"),
+        ("parameters: {type: 7}", "parameters: no JSON Schema"),
+        ("retries: 3", "is no known key"),
+    ],
+)
+def test_tool_files_that_are_wrong(folder: Path, change: str, said: str) -> None:
+    with_tool(folder)
+    lines = [
+        line for line in TOOL.splitlines() if line.partition(":")[0] != change.partition(":")[0]
+    ]
+    assert said in refusal(folder, "t.yaml", "\n".join([*lines, change]), "tool")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("url: ftp://x", "url must begin with http:// or https://"),
+        ("url: http://x\nheaders: {A: 'Bearer ${KEY}'}", "headers use ${KEY}: add KEY to secrets"),
+    ],
+)
+def test_http_tools_that_are_wrong(folder: Path, text: str, said: str) -> None:
+    assert said in refusal(folder, "t.yaml", f"name: x\nkind: http\n{text}\n", "tool")
+
+
+def test_an_http_tool_ships_no_code(folder: Path) -> None:
+    (folder / "t.yaml").write_text("name: x\nkind: http\nurl: http://127.0.0.1:1/x\n")
+    assert read_spec("tool", folder / "t.yaml").files == {}

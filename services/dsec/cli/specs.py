@@ -12,7 +12,7 @@ from dsec.client.client import Client
 from dsec.client.specs import read_spec
 from dsec.session.documents import unseal
 
-KINDS = ("agent", "env", "reward")
+KINDS = ("agent", "env", "reward", "tool")
 
 
 @click.group()

@@ -56,6 +56,14 @@ def check_spec(spec: SealedSpec, *, seed: int = 0, steps: int = CHECK_STEPS) -> 
             raise SpecFileError(f"agent {spec.name}: {code_sentence(error)}") from error
         if not callable(getattr(found, "step", None)):
             raise SpecFileError(f"agent {spec.name}: it has no step(): add `def step(self, obs)`")
+    elif spec.kind == "tool" and spec.document.kind == "python":
+        namespace = load_code(spec.spec_hash, spec.files, spec.name)
+        try:
+            function = namespace.load(spec.document.entry)
+        except CodeError as error:
+            raise SpecFileError(f"tool {spec.name}: {code_sentence(error)}") from error
+        if not callable(function):
+            raise SpecFileError(f"tool {spec.name}: {spec.document.entry} is no function")
 
 
 def check_env(spec: SealedSpec, *, seed: int = 0, steps: int = CHECK_STEPS) -> int:
@@ -127,6 +135,7 @@ def _stepped(name: str, machine: SessionMachine) -> Stepped:
     output = machine.step()
     if isinstance(output, Ended):
         raise SpecFileError(f"environment {name}, step {output.steps}: {last_line(output.message)}")
+    assert isinstance(output, Stepped)  # the agent of the check has no tools
     return output
 
 

@@ -144,6 +144,8 @@ class Client:
             from dsec.client.check import check_spec
 
             check_spec(spec)
+        for tool in spec.tools:
+            await self.register_sealed(tool, check=check)
         await publish_spec(await self.bus(), self.objects, spec, utc_now())
         self._registered.add(spec.spec_hash)
         return spec.spec_hash

@@ -10,10 +10,11 @@ import contextlib
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from jsonschema import Draft202012Validator, SchemaError
 from pydantic import ValidationError
 
 from dsec.client.code_files import collect
@@ -30,6 +31,8 @@ from dsec.session.documents import (
     RewardDocument,
     SessionDocument,
     SpecError,
+    ToolDocument,
+    ToolUse,
     seal,
 )
 from dsec_contracts.canonical import CanonicalError
@@ -51,6 +54,8 @@ class SealedSpec:
     name: str
     document: Any
     files: Mapping[str, bytes]
+    tools: tuple[SealedSpec, ...] = ()
+    """What an agent may call; registered before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,7 @@ def read_spec(kind: str, source: str | Path | Mapping[str, Any]) -> SealedSpec:
     """A sealed spec of one kind.
 
     Args:
-        kind: `agent`, `env` or `reward`.
+        kind: `agent`, `env`, `reward` or `tool`.
         source: a YAML file; for a reward `env` or `reward.py:function`; or the document itself,
             whose code lies in the working directory.
 
@@ -84,7 +89,7 @@ def read_spec(kind: str, source: str | Path | Mapping[str, Any]) -> SealedSpec:
         SpecFileError: says which file and key, and what to do.
     """
     if kind not in DOCUMENTS:
-        raise SpecFileError(f"a spec of kind {kind!r} is not known: agent, env or reward")
+        raise SpecFileError(f"a spec of kind {kind!r} is not known: agent, env, reward or tool")
     if isinstance(source, Mapping):
         return _seal(kind, dict(source), Path(), f"{kind} document")
     if kind == "reward" and not str(source).endswith((".yaml", ".yml")):
@@ -207,13 +212,51 @@ def _advice(kind: str, message: str, key: str, model: type[Document]) -> str:
 
 def _seal(kind: str, mapping: Mapping[str, Any], folder: Path, where: str) -> SealedSpec:
     document = _validated(DOCUMENTS[kind], mapping, where)
-    return _sealed(kind, document, folder, where)
+    if isinstance(document, ToolDocument):
+        _check_parameters(document, where)
+    if not isinstance(document, AgentDocument) or not document.tools:
+        return _sealed(kind, document, folder, where)
+    found = [_tool(use, folder, f"{where}: tools.{n}") for n, use in enumerate(document.tools)]
+    # Validated again: only now has every tool its name.
+    whole = {**dict(document), "tools": [use.model_dump() for use, _ in found]}
+    sealed = _sealed(kind, _validated(AgentDocument, whole, where), folder, where)
+    return replace(sealed, tools=tuple(spec for _, spec in found if spec is not None))
+
+
+def _tool(use: ToolUse, folder: Path, where: str) -> tuple[ToolUse, SealedSpec | None]:
+    """A tool with all that is copied from its spec, and the spec where it is not registered yet."""
+    if use.is_sealed:
+        return use, None
+    paths = [folder / use.ref, folder / f"{use.ref}.yaml"]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        raise SpecFileError(f"{where}.ref: {paths[0]} does not exist: name the tool's YAML file")
+    spec = read_spec("tool", path)
+    document: ToolDocument = spec.document
+    copied = {
+        "ref": spec.spec_hash,
+        "name": use.name or document.name,
+        "deadline_s": use.deadline_s or document.deadline_s,
+        "description": document.description,
+        "parameters": document.parameters,
+    }
+    return use.model_copy(update=copied), spec
+
+
+def _check_parameters(document: ToolDocument, where: str) -> None:
+    try:
+        Draft202012Validator.check_schema(document.parameters)
+    except SchemaError as error:
+        raise SpecFileError(
+            f"{where}: parameters: no JSON Schema (2020-12): {error.message}"
+        ) from error
 
 
 def _sealed(kind: str, document: Any, folder: Path, where: str) -> SealedSpec:
     """Collect the code (only where the entry is a file: nothing else can use it) and seal."""
     place, colon, attribute = document.entry.partition(":")
-    if document.entry != "env" and not (place and colon and attribute):
+    whole = document.entry == "env" or getattr(document, "url", "")
+    if not whole and not (place and colon and attribute):
         raise SpecFileError(
             f"{where}: entry: {document.entry!r} must be FILE.py:NAME or MODULE:NAME"
             + (" or gymnasium:ID" if kind == "env" else "")
@@ -230,7 +273,8 @@ def _sealed(kind: str, document: Any, folder: Path, where: str) -> SealedSpec:
         spec_hash, content = seal(kind, document, files)
     except (SpecError, CanonicalError) as error:
         raise SpecFileError(f"{where}: {error}") from error
-    return SealedSpec(kind, spec_hash, content, document.entry[:256], document, files)
+    name = document.name if kind == "tool" else document.entry[:256]
+    return SealedSpec(kind, spec_hash, content, name, document, files)
 
 
 def read_reward(entry: str, folder: Path, where: str = "reward") -> SealedSpec:

@@ -76,6 +76,7 @@ def pack(rows: Sequence[Row], worker: str, lane: str, tick: int) -> SessionStepp
         priors,
         reset_observations,
         extras,
+        _,  # tool calls are an event of their own
     ) = zip(*stepped, strict=True)
     var = VarColumn.pack
     columns = StepColumns.model_construct(

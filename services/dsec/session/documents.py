@@ -7,15 +7,20 @@ refused too, so that a typing error does not become a default.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dsec_contracts.canonical import decode, encode
+from dsec_contracts.keys import TURNS_PER_STEP_MAX
 
 SPEC_FILE_BYTES_MAX = 1 << 20
 SPEC_FILES_MAX = 256
+TOOLS_MAX = 64
+OUTPUT_BYTES_MAX = 400_000
+"""What one tool may return: it travels in one message, and is kept in the log."""
 
 
 class Document(BaseModel):
@@ -26,6 +31,10 @@ class Document(BaseModel):
 
 def _not_yet(name: str, hint: str) -> ValueError:
     return ValueError(f"{name} is reserved and not implemented yet: {hint}")
+
+
+SecretName = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,63}$")]
+_SECRET_USE = re.compile(r"\$\{([^}]*)\}")
 
 
 class PolicyUse(Document):
@@ -57,6 +66,39 @@ class Anchors(Document):
         return value
 
 
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_\-]{1,64}$")]
+"""What OpenAI's API takes for the name of a function."""
+
+
+class ToolUse(Document):
+    """A tool that an agent may call. Users write `ref`, `blocking` and `deadline_s`.
+
+    The rest is copied from the tool's spec when the agent is sealed: it is what a model is told,
+    and so neither worker nor verifier has to look for the spec. What is called is the spec.
+    """
+
+    ref: str
+    """In what users write a file; in a sealed spec the tool spec's hash."""
+    blocking: bool = True
+    deadline_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    name: ToolName | None = None
+    description: str = ""
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("blocking")
+    @classmethod
+    def _blocking(cls, value: bool) -> bool:
+        if not value:
+            raise _not_yet("blocking: false", "use blocking: true")
+        return value
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether it names a spec by its hash, and has all that is copied from there."""
+        whole = self.name is not None and self.deadline_s is not None
+        return whole and re.fullmatch(r"[0-9a-f]{64}", self.ref) is not None
+
+
 class AgentDocument(Document):
     """agent_spec.yaml"""
 
@@ -64,20 +106,27 @@ class AgentDocument(Document):
     code: list[str] = Field(default_factory=lambda: ["*.py"])
     params: dict[str, Any] = Field(default_factory=dict)
     policy: PolicyUse | None = None
-    tools: list[Any] = Field(default_factory=list)
+    tools: Annotated[list[ToolUse], Field(max_length=TOOLS_MAX)] = Field(default_factory=list)
     resource_profile: dict[str, float] = Field(default_factory=dict)
     execution_plan: Any = None
     anchors: Anchors = Anchors()
     deterministic_mode: bool = True
-    tool_turns_max: Annotated[int, Field(ge=1)] = 8
+    tool_turns_max: Annotated[int, Field(ge=1, le=TURNS_PER_STEP_MAX)] = 8
     step_deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 30.0
 
-    @field_validator("tools")
-    @classmethod
-    def _tools(cls, value: list[Any]) -> list[Any]:
-        if value:
-            raise _not_yet("tools", "leave the list empty")
-        return value
+    @model_validator(mode="after")
+    def _tools(self) -> Self:
+        names = [tool.name for tool in self.tools if tool.name is not None]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"tools: two of them are called {twice}: rename one")
+        if self.tools and not self.deterministic_mode:
+            raise _not_yet("tools with deterministic_mode: false", "use deterministic_mode: true")
+        return self
+
+    def tool_names(self) -> tuple[str, ...]:
+        """What the agent calls its tools."""
+        return tuple(tool.name for tool in self.tools if tool.name is not None)
 
     @field_validator("execution_plan")
     @classmethod
@@ -130,6 +179,56 @@ class RewardDocument(Document):
         return value
 
 
+class ToolDocument(Document):
+    """tool.yaml: a Python function, or one HTTP request."""
+
+    kind: str = "python"
+    name: ToolName
+    description: str = ""
+    entry: str = ""
+    """`python`: FILE.py:FUNCTION or MODULE:FUNCTION, called with the arguments by name."""
+    code: list[str] = Field(default_factory=lambda: ["*.py"])
+    url: str = ""
+    """`http`: where arguments go, in the query of a GET or DELETE, as a JSON body otherwise."""
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "POST"
+    headers: dict[str, str] = Field(default_factory=dict)
+    """`${NAME}` in a value stands for a secret."""
+    parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object"})
+    """The JSON Schema of the arguments."""
+    idempotent: bool = False
+    """Whether a call whose outcome is unknown may be made again, under the same key."""
+    deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 30.0
+    output_bytes_max: Annotated[int, Field(ge=1, le=OUTPUT_BYTES_MAX)] = 65_536
+    secrets: Annotated[list[SecretName], Field(max_length=16)] = Field(default_factory=list)
+    """Names alone; the values are in the environment of the service, as `DSEC_SECRET_<NAME>`."""
+
+    @field_validator("kind")
+    @classmethod
+    def _kind(cls, value: str) -> str:
+        if value in ("openai", "mcp", "openapi"):
+            raise _not_yet(f"kind: {value}", "use kind: python or kind: http")
+        if value not in ("python", "http"):
+            raise ValueError("kind must be `python` or `http`")
+        return value
+
+    @model_validator(mode="after")
+    def _place(self) -> Self:
+        if self.kind == "python":
+            if self.url or self.headers:
+                raise ValueError("url and headers are for kind: http; leave them out")
+            if not self.entry:
+                raise ValueError("entry is missing: name FILE.py:FUNCTION")
+            return self
+        if self.entry:
+            raise ValueError("entry is for kind: python; leave it out")
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url must begin with http:// or https://, not {self.url[:64]!r}")
+        for name in _SECRET_USE.findall(" ".join(self.headers.values())):
+            if name not in self.secrets:
+                raise ValueError(f"headers use ${{{name}}}: add {name} to secrets")
+        return self
+
+
 class SessionDocument(Document):
     """session.yaml: paths or spec hashes, and the seed."""
 
@@ -156,6 +255,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     "agent": AgentDocument,
     "env": EnvDocument,
     "reward": RewardDocument,
+    "tool": ToolDocument,
 }
 
 

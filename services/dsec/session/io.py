@@ -7,6 +7,7 @@ not happen.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
@@ -18,8 +19,12 @@ from dsec_contracts.canonical import decode, encode, head
 REWARD: Final = "reward"
 REWARD_MISSING: Final = "reward_missing"
 CANCEL: Final = "cancel"
+TOOL_RESULT: Final = "tool_result"
 
-_KINDS = {kind: b"\x83" + encode(kind) for kind in (REWARD, REWARD_MISSING, CANCEL)}
+AWAITS_RESULTS: Final = -1
+"""`SessionMachine.awaiting` while tools are waited for and no reward: no step has this number."""
+
+_KINDS = {kind: b"\x83" + encode(kind) for kind in (REWARD, REWARD_MISSING, CANCEL, TOOL_RESULT)}
 _FLOAT_BYTES = 9
 _REWARD_TAIL_BYTES = 17
 """A reward's fact ends with its cause: a one-byte head and 16 bytes."""
@@ -28,7 +33,7 @@ _REWARD_TAIL_BYTES = 17
 class Input(NamedTuple):
     """One input. `fact` is what is hashed; `cause` must match the chain where it is given."""
 
-    kind: Literal["reward", "reward_missing", "cancel"]
+    kind: Literal["reward", "reward_missing", "cancel", "tool_result"]
     ordinal: int
     fact: bytes
     value: float = 0.0
@@ -36,6 +41,8 @@ class Input(NamedTuple):
     code: str = ""
     fatal: bool = False
     message: str = ""
+    content: bytes = b""
+    """Of a tool's answer: canonical, what it returned, or `[message, retryable]`."""
 
     def name(self) -> bytes:
         """Canonical `[kind, ordinal, hash16]`."""
@@ -54,9 +61,25 @@ def missing_input(step: int, code: str, fatal: bool, message: str, cause: bytes)
     return Input(REWARD_MISSING, step, fact, 0.0, cause, code, fatal, message)
 
 
+def result_input(ordinal: int, code: str, content: bytes, turn_hash: bytes) -> Input:
+    """What came of a tool call. `code` is empty where it returned."""
+    fact = encode([ordinal, code, content, turn_hash])
+    return Input(TOOL_RESULT, ordinal, fact, 0.0, turn_hash, code, content=content)
+
+
+def failure_content(message: str, retryable: bool) -> bytes:
+    """The content of a failed call."""
+    return encode([message, retryable])
+
+
 @lru_cache(maxsize=65_536)
 def step_cause(step: int, kind: str) -> bytes:
-    """The key of what causes a step, in UTF-8: the start, or the input of the step before."""
+    """The key of what causes a step, in UTF-8: the start, or the input of the step before.
+
+    `kind` is that of the input, or for a tool's answer its key.
+    """
+    if kind.startswith("tool_result:"):
+        return kind.encode()
     if step == 0:
         return keys.STARTED.encode()
     key = keys.reward_missing if kind == REWARD_MISSING else keys.reward
@@ -92,6 +115,48 @@ class Started:
     observation: bytes
 
 
+class Call(NamedTuple):
+    """One call. `arguments` is JSON text, as the agent gave it."""
+
+    id: str
+    name: str
+    arguments: str
+
+    def named(self) -> bytes:
+        """Canonical `[id, hash16]`: how a step names it."""
+        return encode([self.id, digest16(encode([self.name, self.arguments]))])
+
+
+class Called(NamedTuple):
+    """Output: one turn. `inputs` are canonical, those delivered since the output before it."""
+
+    step: int
+    turn: int
+    inputs: bytes
+    calls: tuple[Call, ...]
+    turn_hash: bytes
+    cause: bytes
+    """UTF-8: the key of what caused it."""
+
+    @property
+    def fact(self) -> bytes:
+        """What a re-execution must give again."""
+        return turn_fact(self.step, self.turn, self.inputs, self.calls)
+
+
+def turn_fact(step: int, turn: int, inputs: bytes, calls: Iterable[Call]) -> bytes:
+    """The canonical `[step, turn, inputs, [[id, name, arguments], ...]]`."""
+    return encode([step, turn, inputs, [list(call) for call in calls]])
+
+
+def called(
+    step: int, turn: int, inputs: bytes, calls: tuple[Call, ...], chain: bytes, cause: bytes
+) -> Called:
+    """A turn, hashed with the chain that it goes out from."""
+    turn_hash = digest16(chain + turn_fact(step, turn, inputs, calls))
+    return Called(step, turn, inputs, calls, turn_hash, cause)
+
+
 class Stepped(NamedTuple):
     """Output: one environment step. `fact` is the canonical array of `STEP_FIELDS`."""
 
@@ -108,6 +173,8 @@ class Stepped(NamedTuple):
     prior: bytes
     reset_observation: bytes
     extras: bytes
+    called: Called | None = None
+    """The tools that were called together with the action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +188,6 @@ class Ended:
     inputs: bytes
     chain: bytes
     message: str = ""
-
-
-Output = Started | Stepped | Ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,25 +6,38 @@ It is also what checks an agent, an environment and a reward function before the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
 
 from dsec.session.documents import AgentDocument, EnvDocument, seal
 from dsec.session.io import (
+    Call,
+    Called,
     Ended,
     Input,
     SessionConfig,
     Started,
     Stepped,
+    failure_content,
     missing_input,
+    result_input,
     reward_input,
 )
 from dsec.session.log_row import LogRow
 from dsec.session.machine import Interposition, SessionMachine
 from dsec.session.program import Program, load_program
-from dsec_contracts import Event, RewardMissing, SessionEnded, SessionStarted, keys
+from dsec_contracts import (
+    Event,
+    RewardMissing,
+    SessionEnded,
+    SessionStarted,
+    ToolCalled,
+    ToolFailed,
+    ToolReturned,
+    keys,
+)
 from dsec_contracts.canonical import encode
 from dsec_contracts.keys import session_time
 from dsec_contracts.reward import RewardNoticeCircumstance, RewardNoticeFact
@@ -35,6 +48,13 @@ from dsec_contracts.session import (
     SessionRequested,
     StartedCircumstance,
     StartedFact,
+)
+from dsec_contracts.tool import (
+    ToolCall,
+    ToolCalledFact,
+    ToolFailedFact,
+    ToolFunction,
+    ToolReturnedFact,
 )
 
 CAUSE_BYTES = 16
@@ -54,6 +74,39 @@ class ScorerLike(Protocol):
     `fatal` of the error, where it has them, go into the notice that there is no reward."""
 
     def score(self, step_fact: bytes, observation: bytes, next_observation: bytes) -> ScoreLike: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """In place of what a tool returns: why it does not."""
+
+    code: str
+    message: str = ""
+    retryable: bool = False
+
+
+CallTool = Callable[[Call], Any]
+"""Makes a call: what the tool returns, or `Failed`."""
+
+
+def no_tools(call: Call) -> Failed:
+    """For sessions whose agents have no tools."""
+    return Failed("tool_absent", f"nobody makes {call.name}")
+
+
+def called_fact(session_id: UUID, turn: Called) -> ToolCalledFact:
+    """The fact of a turn."""
+    return ToolCalledFact(
+        session_id=session_id,
+        step=turn.step,
+        turn=turn.turn,
+        inputs=turn.inputs,
+        calls=[
+            ToolCall(id=id_, function=ToolFunction(name=name, arguments=arguments))
+            for id_, name, arguments in turn.calls
+        ],
+        turn_hash=turn.turn_hash,
+    )
 
 
 def scored_fact(step: int, score: ScoreLike, cause: bytes, revision: int = 1) -> bytes:
@@ -146,6 +199,42 @@ class MemoryLog:
         )
         self.event(keys.reward_missing(given.ordinal), event, step=given.ordinal)
 
+    def called(self, turn: Called) -> None:
+        """The row of a turn of tool calls."""
+        event = ToolCalled(fact=called_fact(self.session_id, turn))
+        key = keys.tool_call(turn.step, turn.turn)
+        self.event(key, event, step=turn.step, cause=turn.cause.decode())
+
+    def answered(self, turn: Called, index: int, result: Any) -> Input:
+        """The row of what came of a call. Returns it as the session's input."""
+        about = {
+            "session_id": self.session_id,
+            "step": turn.step,
+            "turn": turn.turn,
+            "index": index,
+            "turn_hash": turn.turn_hash,
+        }
+        event: Event
+        ordinal = keys.call_ordinal(turn.step, turn.turn, index)
+        if isinstance(result, Failed):
+            fact = ToolFailedFact(
+                **about, code=result.code, message=result.message, retryable=result.retryable
+            )
+            event = ToolFailed(fact=fact)
+            content = failure_content(fact.message, fact.retryable)
+            given = result_input(ordinal, fact.code, content, turn.turn_hash)
+        else:
+            content = encode(result)
+            event = ToolReturned(fact=ToolReturnedFact(**about, content=content))
+            given = result_input(ordinal, "", content, turn.turn_hash)
+        self.event(
+            keys.tool_result(turn.step, turn.turn, index),
+            event,
+            step=turn.step,
+            cause=keys.tool_call(turn.step, turn.turn),
+        )
+        return given
+
     def ended(self, output: Ended, attempt: int = 1) -> None:
         """The row of an end."""
         event = SessionEnded(
@@ -185,6 +274,7 @@ def run_in_memory(
     *,
     interposition: Interposition | None = None,
     request: RequestFact | None = None,
+    call_tool: CallTool = no_tools,
     steps_max: int | None = None,
 ) -> list[LogRow]:
     """Run a session and give the rows of its log.
@@ -192,6 +282,7 @@ def run_in_memory(
     Args:
         scorer: what rewards the steps.
         request: logged as the first row where it is given.
+        call_tool: what makes the agent's tool calls.
         steps_max: stop there, without an end, as a session does whose worker is killed.
     """
     log = MemoryLog(session_id)
@@ -208,6 +299,10 @@ def run_in_memory(
                 log.stepped(stepped)
                 machine.deliver(_reward(log, scorer, stepped, prior))
                 prior = stepped.reset_observation or stepped.observation
+            if (turn := machine.called) is not None:
+                log.called(turn)
+                for index, call in enumerate(turn.calls):
+                    machine.deliver(log.answered(turn, index, call_tool(call)))
     if machine.ended is not None:
         log.ended(machine.ended)
     machine.close()

@@ -23,6 +23,9 @@ REQUESTED = "session.requested"
 CANCEL_REQUESTED = "session.cancel_requested"
 REWARD_SCORED = "reward.scored"
 REWARD_MISSING = "reward.missing"
+TOOL_CALLED = "tool.called"
+TOOL_RETURNED = "tool.returned"
+TOOL_FAILED = "tool.failed"
 
 
 class LogRow(NamedTuple):

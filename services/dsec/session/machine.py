@@ -6,7 +6,7 @@ inside it and nowhere else.
 
     machine = SessionMachine(program, config)
     machine.start()              -> Started or Ended
-    machine.step()               -> Stepped or Ended
+    machine.step()               -> Stepped, Called or Ended
     machine.deliver(input)       -> Ended or None; repeated, stale and foreign inputs are ignored
 
 After a step the machine waits for the input of that step (its reward, or the notice that there
@@ -30,22 +30,31 @@ from dsec.session.adapters.state import StateError
 from dsec.session.chain import chain_end, chain_next, chain_start, digest16
 from dsec.session.chance import Chance
 from dsec.session.io import (
+    AWAITS_RESULTS,
     CANCEL,
     REWARD,
     REWARD_MISSING,
+    TOOL_RESULT,
+    Call,
+    Called,
     Ended,
     Input,
     SessionConfig,
     Started,
     Stepped,
+    called,
     reward_components,
     step_cause,
 )
 from dsec.session.program import Program
 from dsec.session.seeds import derive
+from dsec.session.tools import Answers, CallsInvalid, CallsTooLarge, calls_of, result_of
+from dsec_contracts import keys
 from dsec_contracts.canonical import CanonicalError, encode, head
 
-OWN_CODES = frozenset(("agent_raised", "agent_invalid", "env_raised", "env_invalid", "too_large"))
+OWN_CODES = frozenset(
+    ("agent_raised", "agent_invalid", "env_raised", "env_invalid", "too_large", "tool_turns_max")
+)
 """The codes of failures that the machine itself finds, and finds again when it is re-executed.
 Beside these only a fatal notice about a reward fails a session from within."""
 
@@ -94,8 +103,10 @@ class SessionMachine:
 
     __slots__ = (
         "_agent",
+        "_answers",
         "_array_head",
         "_array_key",
+        "_calls",
         "_caused_by",
         "_chance",
         "_done_episodes",
@@ -106,14 +117,18 @@ class SessionMachine:
         "_info",
         "_inputs",
         "_interposition",
+        "_named",
         "_observation",
         "_on_episode_start",
         "_on_missing",
         "_on_reward",
+        "_on_tool_result",
         "_pending_stop",
         "_prior",
         "_program",
         "_step",
+        "_tools",
+        "_turn",
         "awaiting",
         "chain",
         "config",
@@ -134,6 +149,14 @@ class SessionMachine:
         self._on_episode_start: Callable[..., Any] | None = None
         self._on_reward: Callable[..., Any] | None = None
         self._on_missing: Callable[..., Any] | None = None
+        self._on_tool_result: Callable[..., Any] | None = None
+        self._tools: tuple[str, ...] | None = program.agent.tool_names() or None
+        self._turn = 0
+        self._calls: list[bytes] = []
+        """The calls since the last step, as the next one names them."""
+        self._answers: Answers | None = None
+        self._named = 0
+        """How many of `_inputs` a turn has named already."""
         self._step = 0
         self._episode = 0
         self._done_episodes = 0
@@ -149,7 +172,8 @@ class SessionMachine:
         self._array_head = b""
         self.chain: bytes | None = None
         self.awaiting: int | None = None
-        """The step whose reward the session waits for."""
+        """The step whose reward the session waits for; `AWAITS_RESULTS` while it waits for tools
+        alone."""
         self.ended: Ended | None = None
         self.last: Stepped | None = None
         """The step taken last: published again if nobody answers it."""
@@ -173,6 +197,11 @@ class SessionMachine:
         """Whether the agent is re-executed too (D2), or only the environment (D1)."""
         return self._program.agent.deterministic_mode
 
+    @property
+    def called(self) -> Called | None:
+        """The tool calls that the session waits for: made again if nobody answers them."""
+        return None if self._answers is None else self._answers.called
+
     def start(self) -> Started | Ended:
         """Make environment and agent, reset, and give chain_0."""
         self._interposition.enter(self._chance)
@@ -183,8 +212,8 @@ class SessionMachine:
         finally:
             self._interposition.exit(self._chance)
 
-    def step(self) -> Stepped | Ended:
-        """Let the agent decide and the environment step.
+    def step(self) -> Stepped | Called | Ended:
+        """Let the agent decide, and the environment step unless the agent wants tools first.
 
         Must not be called while an input is awaited or after the end.
         """
@@ -194,6 +223,8 @@ class SessionMachine:
         chance.position = self._step
         self._interposition.enter(chance)
         try:
+            if self._tools is not None:
+                return self._act_or_call(self._decide())
             return self._act(self._decide())
         except _Stop as stop:
             return self._end("failed", stop.code, str(stop))
@@ -208,7 +239,7 @@ class SessionMachine:
             self._inputs.append(given.name())
             return self._end("cancelled", given.code, given.message)
         if given.ordinal != self.awaiting or given.cause != self.chain[:16]:
-            return None
+            return self._hear(given) if given.kind == TOOL_RESULT else None
         self.awaiting = None
         self._caused_by = given.kind
         self._inputs.append(given.name())
@@ -223,6 +254,37 @@ class SessionMachine:
         finally:
             self._interposition.exit(self._chance)
         self._final = None
+        if self._answers is not None:
+            self.awaiting = AWAITS_RESULTS
+            return self._hear_due(self._answers)
+        return self._end_if_done()
+
+    def _hear(self, given: Input) -> Ended | None:
+        """Take the answer to a tool call. Those of a step are heard after its reward, whichever
+        came first."""
+        answers = self._answers
+        if answers is None:
+            return None
+        answers.offer(given)
+        return self._hear_due(answers) if self.awaiting == AWAITS_RESULTS else None
+
+    def _hear_due(self, answers: Answers) -> Ended | None:
+        """Tell the agent the answers whose turn it is."""
+        self._interposition.enter(self._chance)
+        try:
+            while (due := answers.due()) is not None:
+                call_id, given = due
+                self._inputs.append(given.name())
+                if self._on_tool_result is not None:
+                    self._user("agent_raised", self._on_tool_result, call_id, result_of(given))
+        except _Stop as stop:
+            return self._end("failed", stop.code, str(stop))
+        finally:
+            self._interposition.exit(self._chance)
+        if not answers.complete:
+            return None
+        self._answers = self.awaiting = None
+        self._caused_by = answers.last_key
         return self._end_if_done()
 
     def close(self) -> None:
@@ -261,6 +323,8 @@ class SessionMachine:
         self._on_episode_start = getattr(agent, "on_episode_start", None)
         self._on_reward = getattr(agent, "on_reward", None)
         self._on_missing = getattr(agent, "on_reward_missing", None)
+        if self._tools is not None:
+            self._on_tool_result = getattr(agent, "on_tool_result", None)
         on_policy = getattr(agent, "on_policy", None) if config.policy_version else None
         if on_policy is not None:
             on_policy(config.policy_version, config.policy_state)
@@ -272,7 +336,7 @@ class SessionMachine:
             "params": copy.deepcopy(document.params),
             "observation_space": env.observation_space,
             "action_space": env.agent_action_space(derive(config.seed, "action_space", stream)),
-            "tools": list(document.tools),
+            "tools": [tool.model_dump(mode="python") for tool in document.tools],
             "resource_profile": dict(document.resource_profile),
             "max_steps": config.max_steps,
             "seed": derive(config.seed, "agent", stream),
@@ -346,11 +410,77 @@ class SessionMachine:
             hint = "is not implemented yet" if name == "state_anchor" else "is not known"
             raise _Stop("agent_invalid", f"step() returned the key {_short(name)}, which {hint}")
         if decision.get("tool_calls"):
-            raise _Stop("agent_invalid", "step() returned tool_calls; tools are not available yet")
+            raise _Stop(
+                "agent_invalid",
+                "step() returned tool_calls, and the agent spec declares no `tools`",
+            )
         if (params := decision.get("action_params")) is not None:
             action = {"action": action, "action_params": params}
         extras = {k: decision[k] for k in ("extras", "provenance") if decision.get(k) is not None}
         return action, _encoded("agent_invalid", "the extras", extras) if extras else b""
+
+    def _act_or_call(self, decision: Any) -> Stepped | Called:
+        """A step, a turn of tool calls, or a step together with one."""
+        if not isinstance(decision, dict):
+            return self._act(decision)  # which says what is wrong with it
+        step, turn = self._step, self._turn
+        try:
+            decision = dict(decision)
+            calls = calls_of(decision, step, turn, self._tools or ())
+        except MemoryError:
+            raise
+        except CallsInvalid as error:
+            code = "too_large" if isinstance(error, CallsTooLarge) else "agent_invalid"
+            raise _Stop(code, str(error)) from error
+        except BaseException as error:  # no mapping, or one of the user's own class
+            raise _Stop("agent_invalid", _told(error)) from error
+        decision.pop("tool_calls", None)
+        if not calls:
+            return self._act(decision)
+        self._calls.extend([call.named() for call in calls])
+        if "action" not in decision:
+            return self._call(calls, decision)
+        self._act(decision)
+        turn_ = called(
+            step, turn, _EMPTY_LIST, calls, cast(bytes, self.chain), keys.step(step).encode()
+        )
+        self._answers = Answers(turn_)
+        self.last = cast(Stepped, self.last)._replace(called=turn_)
+        return self.last
+
+    def _call(self, calls: tuple[Call, ...], decision: dict[str, Any]) -> Called:
+        """A turn in which the environment stands still."""
+        most = self._program.agent.tool_turns_max
+        if decision:
+            raise _Stop(
+                "agent_invalid",
+                f"step() returned {_short(next(iter(decision)))} beside tool_calls and without an "
+                "action; of a tool turn nothing else is recorded yet",
+            )
+        if self._turn >= most:
+            raise _Stop(
+                "tool_turns_max",
+                f"step {self._step}: {most} tool turns without an action, which is tool_turns_max",
+            )
+        fresh = self._inputs[self._named :]
+        self._named = len(self._inputs)
+        turn = called(
+            self._step,
+            self._turn,
+            head(4, len(fresh)) + b"".join(fresh),
+            calls,
+            cast(bytes, self.chain),
+            step_cause(self._step, self._caused_by),
+        )
+        self._turn += 1
+        self._answers = Answers(turn)
+        self.awaiting = AWAITS_RESULTS
+        return turn
+
+    def _take_calls(self) -> bytes:
+        calls, self._calls = self._calls, []
+        self._turn = self._named = 0
+        return head(4, len(calls)) + b"".join(calls)
 
     def _act(self, decision: Any) -> Stepped:
         try:
@@ -423,7 +553,7 @@ class SessionMachine:
                 head(0, step),
                 head(0, episode),
                 inputs,
-                _EMPTY_LIST,
+                self._take_calls() if self._calls else _EMPTY_LIST,
                 action,
                 _NULL,
                 _FLOAT(0xFB, env_reward) if env_reward == env_reward else _NAN,
@@ -532,7 +662,7 @@ class SessionMachine:
         inputs = self._take_inputs()
         steps, episodes = self._step, self._done_episodes
         chain = chain_end(self.chain, status, code, steps, episodes, inputs)
-        self.awaiting = None
+        self.awaiting = self._answers = None
         self.ended = Ended(
             status, code, steps, episodes, inputs, chain, message[:MESSAGE_CHARS_MAX]
         )

@@ -53,6 +53,12 @@ def load_program(
         agent, agent_files = unseal(agent_content, "agent")
     except SpecError as error:
         raise ProgramError("spec_invalid", "agent_spec", str(error)) from error
+    if unsealed := [tool.ref for tool in agent.tools if not tool.is_sealed]:
+        raise ProgramError(
+            "spec_invalid",
+            "agent_spec.tools",
+            f"{unsealed[0]} is not the hash of a registered tool",
+        )
     try:
         env, env_files = unseal(env_content, "env")
     except SpecError as error:

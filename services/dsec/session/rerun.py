@@ -16,12 +16,17 @@ from dsec.session import log_row
 from dsec.session.chain import chain_end, digest16
 from dsec.session.io import (
     REWARD,
+    TOOL_RESULT,
+    Call,
+    Called,
     Ended,
     Input,
     Started,
     Stepped,
     cancel_input,
+    failure_content,
     missing_input,
+    result_input,
     reward_input,
 )
 from dsec.session.log_row import (
@@ -34,10 +39,12 @@ from dsec.session.log_row import (
     position,
 )
 from dsec.session.machine import OWN_CODES, SessionMachine
+from dsec_contracts import keys
 from dsec_contracts.canonical import CanonicalError, decode, encode
 from dsec_contracts.step import STEP_FIELDS
 
 _INPUTS = STEP_FIELDS.index("inputs")
+_CALLS = STEP_FIELDS.index("calls")
 _ACTION = STEP_FIELDS.index("action")
 _ENDED_FIELDS = ("status", "code", "steps", "episodes", "inputs", "chain")
 _CAUSE_BYTES = 16
@@ -71,6 +78,8 @@ class Recorded:
     steps: list[RecordedStep] = field(default_factory=list)
     inputs: list[Input] = field(default_factory=list)
     ended: Ended | None = None
+    turns: dict[tuple[int, int], Called] = field(default_factory=dict)
+    """Tool calls by step and turn."""
 
     @classmethod
     def from_rows(cls, rows: Iterable[Row]) -> Recorded:
@@ -108,6 +117,9 @@ class Recorded:
             self.reset, self.chain_0 = fact_bytes(fact, "reset"), fact_bytes(fact, "chain")
         elif row.kind == log_row.ENDED and self.ended is None:
             self.ended = ended_of(row)
+        elif row.kind == log_row.TOOL_CALLED:
+            turn = turn_of(row)
+            self.turns.setdefault((turn.step, turn.turn), turn)
         else:
             given = input_of(row)
             if given is not None:
@@ -136,6 +148,29 @@ def ended_of(row: Row) -> Ended:
     )
 
 
+def turn_of(row: Row) -> Called:
+    """The tool calls that a row tells of.
+
+    Raises:
+        ValueError, KeyError: the fact is not that of tool calls.
+    """
+    fact = fact_map(row)
+    functions = [(one["id"], one["function"]) for one in fact["calls"]]
+    calls = tuple(Call(id_, told["name"], told["arguments"]) for id_, told in functions)
+    inputs, turn_hash = fact_bytes(fact, "inputs"), fact_bytes(fact, "turn_hash")
+    return Called(int(fact["step"]), int(fact["turn"]), inputs, calls, turn_hash, b"")
+
+
+def _result_of(row: Row) -> Input:
+    fact = fact_map(row)
+    ordinal = keys.call_ordinal(fact["step"], fact["turn"], fact["index"])
+    turn_hash = fact_bytes(fact, "turn_hash")
+    if row.kind == log_row.TOOL_RETURNED:
+        return result_input(ordinal, "", fact_bytes(fact, "content"), turn_hash)
+    content = failure_content(fact["message"], bool(fact["retryable"]))
+    return result_input(ordinal, fact["code"], content, turn_hash)
+
+
 def input_of(row: Row) -> Input | None:
     """The input that a row is to its session, or None. Later revisions of a reward are none.
 
@@ -158,6 +193,8 @@ def input_of(row: Row) -> Input | None:
             str(told.get("message", "")),
             fact_bytes(notice, "cause"),
         )
+    if row.kind in (log_row.TOOL_RETURNED, log_row.TOOL_FAILED):
+        return _result_of(row)
     if row.kind == log_row.CANCEL_REQUESTED:
         told = circumstance_map(row)
         return cancel_input(str(told.get("code", "cancelled")), str(told.get("reason") or ""))
@@ -275,6 +312,8 @@ def undelivered(recorded: Recorded, machine: SessionMachine) -> list[Input]:
     named = _Named(recorded.inputs)
     for step in recorded.steps:
         named.of_step(step.fact)
+    for turn in recorded.turns.values():
+        named.of_names(decode(turn.inputs))
     return [given for n, given in enumerate(recorded.inputs) if n not in named.taken]
 
 
@@ -288,12 +327,97 @@ def _rerun(
         divergence = _compare_start(machine.start(), recorded)
         if divergence is not None:
             return divergence
+    turns = _Turns(recorded)
     for step in recorded.steps:
         yield step.step
-        divergence = _rerun_step(machine, step, named)
+        divergence = yield from _rerun_step(machine, step, named, turns)
+        if divergence is not None:
+            return divergence
+    if recorded.turns:
+        divergence = yield from _rerun_last_turns(machine, named, turns)
         if divergence is not None:
             return divergence
     return None if recorded.ended is None else _rerun_end(machine, recorded, named)
+
+
+class _Turns:
+    """The recorded tool calls beside those that come out again."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self._recorded = recorded.turns
+        self._unseen = dict(recorded.turns)
+        self.next_step = len(recorded.steps)
+
+    def compare(self, output: Called) -> Divergence | None:
+        """A turn that came out, with what the log has of it."""
+        place = output.step, output.turn
+        expected = self._recorded.get(place)
+        self._unseen.pop(place, None)
+        if expected is None:
+            # Those of the last step are published after it: the worker died in between.
+            if output.step == self.next_step - 1:
+                return None
+            return Divergence(output.step, "calls", None, _calls(output))
+        if expected.inputs != output.inputs:
+            one, other = _value(expected.inputs), _value(output.inputs)
+            return Divergence(output.step, "inputs", one, other)
+        if expected.calls != output.calls:
+            return Divergence(output.step, "calls", _calls(expected), _calls(output))
+        if expected.turn_hash != output.turn_hash:
+            one, other = expected.turn_hash, output.turn_hash
+            return Divergence(output.step, "turn_hash", one, other)
+        return None
+
+    def waiting(self, turn: int) -> Called | None:
+        """The recorded turn of the step after the last recorded one."""
+        return self._recorded.get((self.next_step, turn))
+
+    def unseen(self) -> Divergence | None:
+        """A recorded turn that did not come out."""
+        for (step, _), turn in sorted(self._unseen.items()):
+            return Divergence(step, "calls", _calls(turn), None)
+        return None
+
+
+def _calls(turn: Called) -> list[list[str]]:
+    return [list(call) for call in turn.calls]
+
+
+def _rerun_last_turns(
+    machine: SessionMachine, named: _Named, turns: _Turns
+) -> Generator[int, None, Divergence | None]:
+    """The turns behind the last step: of a step that was not taken, or not recorded."""
+    n = 0
+    while (turn := turns.waiting(n)) is not None:
+        n += 1
+        try:
+            for given in named.of_names(decode(turn.inputs)):
+                machine.deliver(given)
+        except _NotInLog as missing:
+            return Divergence(turn.step, "inputs", missing.expected, missing.actual)
+        except (ValueError, TypeError, IndexError):
+            return Divergence(turn.step, "inputs", turn.inputs, None)
+        if machine.ended is not None:
+            return Divergence(turn.step, "status", "called", _told(machine.ended))
+        if machine.awaiting is not None:
+            return Divergence(turn.step, "inputs", _value(turn.inputs), _waits(machine))
+        yield turn.step
+        output = machine.step()
+        if not isinstance(output, Called):
+            told = _told(output) if isinstance(output, Ended) else "stepped"
+            return Divergence(turn.step, "status", "called", told)
+        if (divergence := turns.compare(output)) is not None:
+            return divergence
+    return turns.unseen()
+
+
+def _waits(machine: SessionMachine) -> list[list[Any]]:
+    """What a machine waits for, as inputs are named but for their hashes."""
+    if machine.awaiting is not None and machine.awaiting >= 0:
+        return [[REWARD, machine.awaiting]]
+    turn = cast(Called, machine.called)
+    first = keys.call_ordinal(turn.step, turn.turn, 0)
+    return [[TOOL_RESULT, first + n] for n in range(len(turn.calls))]
 
 
 def _compare_start(output: Started | Ended, recorded: Recorded) -> Divergence | None:
@@ -306,9 +430,17 @@ def _compare_start(output: Started | Ended, recorded: Recorded) -> Divergence | 
     return None
 
 
-def _rerun_step(machine: SessionMachine, step: RecordedStep, named: _Named) -> Divergence | None:
+def _rerun_step(
+    machine: SessionMachine, step: RecordedStep, named: _Named, turns: _Turns
+) -> Generator[int, None, Divergence | None]:
     try:
         for given in named.of_step(step.fact):
+            if given.kind == TOOL_RESULT and machine.awaiting is None and machine.ended is None:
+                # The first result of a turn: the agent has to ask for it first.
+                divergence = _compare_turn(machine.step(), step, turns)
+                if divergence is not None:
+                    return divergence
+                yield step.step
             machine.deliver(given)
         if machine.recorded_actions is not None:
             decode(step.fact)[_ACTION]
@@ -322,16 +454,28 @@ def _rerun_step(machine: SessionMachine, step: RecordedStep, named: _Named) -> D
     if machine.ended is not None:
         return Divergence(step.step, "status", "stepped", _told(machine.ended))
     if machine.awaiting is not None:
-        waits = [[REWARD, machine.awaiting]]
-        return Divergence(step.step, "inputs", decode(step.fact)[_INPUTS], waits)
+        return Divergence(step.step, "inputs", decode(step.fact)[_INPUTS], _waits(machine))
     output = machine.step()
     if isinstance(output, Ended):
         return Divergence(step.step, "status", "stepped", _told(output))
+    if isinstance(output, Called):
+        return Divergence(step.step, "calls", decode(step.fact)[_CALLS], _calls(output))
     if output.fact != step.fact:
         return _first_difference(step, output)
     if output.chain != step.chain:
         return Divergence(step.step, "chain", step.chain, output.chain)
-    return None
+    return None if output.called is None else turns.compare(output.called)
+
+
+def _compare_turn(
+    output: Stepped | Called | Ended, step: RecordedStep, turns: _Turns
+) -> Divergence | None:
+    """A turn that a recorded step needs, with what came out."""
+    if isinstance(output, Called):
+        return turns.compare(output)
+    if isinstance(output, Ended):
+        return Divergence(step.step, "status", "called", _told(output))
+    return _first_difference(step, output)
 
 
 def _first_difference(step: RecordedStep, output: Stepped) -> Divergence:
