@@ -31,6 +31,10 @@ from dsec_contracts import (
     SessionRequested,
     SessionStarted,
     SpecRegistered,
+    ToolBegun,
+    ToolCalled,
+    ToolFailed,
+    ToolReturned,
     WorkerFenced,
     canonical,
     keys,
@@ -119,6 +123,12 @@ def natural_key(event: Event) -> str:
             return keys.reward_deferred(event.fact.step)
         case RewardMissing():
             return keys.reward_missing(event.fact.step)
+        case ToolCalled():
+            return keys.tool_call(event.fact.step, event.fact.turn)
+        case ToolBegun(fact=call):
+            return keys.tool_begun(call.step, call.turn, call.index)
+        case ToolReturned(fact=call) | ToolFailed(fact=call):
+            return keys.tool_result(call.step, call.turn, call.index)
         case SpecRegistered():
             return keys.spec(event.fact.spec_hash)
         case PolicyPublished():

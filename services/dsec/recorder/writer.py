@@ -24,7 +24,7 @@ from dsec.recorder.rows import SCHEMA, Parked
 
 log = logging.getLogger(__name__)
 
-CONFLICT_KINDS = ("session.stepped", "session.started")
+CONFLICT_KINDS = ("session.stepped", "session.started", "tool.called")
 """Outputs that are re-executed: another fact under their key is a determinism violation. Of
 everything else the first counts and a later one is superseded."""
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Protocol
 
 from pydantic import ValidationError
 
-from dsec.platform.bus import BadMessage, Bus, Message
+from dsec.platform.bus import BadMessage, Bus, Message, Signals, settle
 from dsec.platform.clock import nanoseconds
 from dsec.platform.telemetry import OFF, Span, Telemetry, metrics, parse_traceparent
 from dsec.platform.telemetry.ids import child
@@ -74,21 +74,21 @@ class Rewarder:
 
     async def on_session_stepped(self, message: Message) -> None:
         """Score one tick and acknowledge it; never raises."""
-        signals = _Signals(message, self._settings.reward_ack_wait_s / 2)
+        signals = Signals(message, self._settings.reward_ack_wait_s / 2)
         try:
             await self._handle(message)
         except UnknownEvent as error:
             # Written by a newer version: one of its replicas takes it, or we after the upgrade.
             log.warning("message %d waits for an upgrade: %s", message.sequence, error)
-            await _settle(message.nak(self._settings.reward_retry_s_max))
+            await settle(message.nak(self._settings.reward_retry_s_max))
         except (BadMessage, EnvelopeError, ValidationError) as error:
             await self._put_aside(message, error)
         except Exception as error:  # noqa: BLE001 - whatever it is, the message comes again
             delay_s = self._retry_s(message)
             log.warning("message %d again in %.1f s: %r", message.sequence, delay_s, error)
-            await _settle(message.nak(delay_s))
+            await settle(message.nak(delay_s))
         else:
-            await _settle(message.ack())
+            await settle(message.ack())
         finally:
             signals.cancel()
 
@@ -206,30 +206,10 @@ class Rewarder:
             await self._bus.dead_letter(message, CONSUMER, str(error))
         except Exception as refused:  # noqa: BLE001 - not put aside: it must come again
             log.warning("and could not be put aside: %r", refused)
-            await _settle(message.nak(self._retry_s(message)))
+            await settle(message.nak(self._retry_s(message)))
         else:
             self._counts[metrics.DEAD_LETTERS] += 1
-            await _settle(message.ack())
-
-
-class _Signals:
-    """Tells the server, until cancelled, that a message is being worked on."""
-
-    def __init__(self, message: Message, period_s: float) -> None:
-        self._message = message
-        self._period_s = period_s
-        # A timer and not a task: it costs nothing for the many that are done before it is due.
-        self._timer = asyncio.get_running_loop().call_later(period_s, self._signal)
-        self._task: asyncio.Task[None] | None = None
-
-    def _signal(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._task = loop.create_task(_settle(self._message.in_progress()))
-        self._timer = loop.call_later(self._period_s, self._signal)
-
-    def cancel(self) -> None:
-        """The message is settled."""
-        self._timer.cancel()
+            await settle(message.ack())
 
 
 def _read(message: Message) -> tuple[Envelope, Batch]:
@@ -245,11 +225,3 @@ def _read(message: Message) -> tuple[Envelope, Batch]:
 
 def _contents(specs: Mapping[str, Spec]) -> dict[str, bytes]:
     return {spec_hash: spec.content for spec_hash, spec in specs.items()}
-
-
-async def _settle(answer: Awaitable[None]) -> None:
-    """Send an acknowledgement of any kind. One that is lost means one more delivery, no harm."""
-    try:
-        await answer
-    except Exception as error:  # noqa: BLE001 - the client's errors are not for services to know
-        log.warning("an acknowledgement was not sent: %r", error)

@@ -18,6 +18,7 @@ from dsec.platform.bus.errors import (
 )
 from dsec.platform.bus.lease import Lease
 from dsec.platform.bus.message import Message
+from dsec.platform.bus.settling import Signals, settle
 from dsec.platform.bus.stream import StreamOptions, StreamState
 
 __all__ = [
@@ -31,7 +32,9 @@ __all__ = [
     "Lease",
     "Message",
     "PublishRefused",
+    "Signals",
     "StreamOptions",
     "StreamState",
     "TooLarge",
+    "settle",
 ]

@@ -1,0 +1,105 @@
+"""`python -m dsec.tool`: the composition root of one replica of the tool service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+
+import uvloop
+
+from dsec.platform.app import ServiceApp, stop_on_signals
+from dsec.platform.bus import Bus, BusError
+from dsec.platform.clock import utc_now
+from dsec.platform.log import LogReader
+from dsec.platform.objects import ObjectStore
+from dsec.platform.settings import configure_logging
+from dsec.tool.effects import Tools, memory_of, spec_source
+from dsec.tool.handlers import CONSUMER, Caller
+from dsec.tool.processes import Processes
+from dsec.tool.settings import ToolSettings
+from dsec_contracts import ToolCalled, subjects
+
+log = logging.getLogger("dsec.tool")
+
+EXIT_AGAIN = 1
+"""Something passed away that comes back: the supervisor should start us again."""
+
+
+async def serve(settings: ToolSettings) -> int:
+    """Make calls until SIGTERM or SIGINT. Returns the process's exit code."""
+    stop = stop_on_signals()
+    name = f"tool-{settings.tool_replica}"
+    url = settings.object_store_url
+    reader = await LogReader.connect(settings.database_url)
+    bus = await Bus.connect(settings.nats_url, name)
+    processes = Processes(settings.tool_memory_bytes_max, settings.tool_idle_processes_max)
+    try:
+        await bus.ensure_stream()
+        caller = _caller(settings, bus, reader, ObjectStore(url) if url else None, processes)
+        app = ServiceApp(
+            bus,
+            settings.nats_url,
+            name,
+            stop_s_max=settings.tool_stop_s_max,
+            ack_wait_s=settings.tool_ack_wait_s,
+        )
+        await app.handle(CONSUMER, subjects.every(ToolCalled.event_name()), caller.on_tool_called)
+        await _run(app, caller, stop, settings.tool_stop_s_max)
+    except BusError as error:
+        log.error("starting anew: %s", error)
+        return EXIT_AGAIN
+    finally:
+        await processes.close()
+        await bus.close()
+        await reader.close()
+    return 0
+
+
+def _caller(
+    settings: ToolSettings,
+    bus: Bus,
+    reader: LogReader,
+    objects: ObjectStore | None,
+    processes: Processes,
+) -> Caller:
+    async def last_sequence() -> int:
+        return (await bus.stream_state()).last_sequence
+
+    tools = Tools(
+        spec_source(reader, objects, settings.tool_log_wait_s),
+        os.environ,
+        absent_s_max=settings.tool_absent_s_max,
+        kept_max=settings.tool_specs_max,
+    )
+    past = memory_of(reader, last_sequence, settings.tool_log_wait_s)
+    return Caller(bus, tools, past, processes, settings, utc_now)
+
+
+async def _run(app: ServiceApp, caller: Caller, stop: asyncio.Event, stop_s_max: float) -> None:
+    """Run until told to stop. Calls at hand end first, while there is a connection to answer on."""
+    closed = asyncio.Event()
+
+    async def close_first() -> None:
+        await stop.wait()
+        await caller.close(stop_s_max)
+        closed.set()
+
+    closing = asyncio.create_task(close_first())
+    try:
+        await app.run(closed)
+    finally:
+        closing.cancel()
+        await caller.close(0)
+
+
+def main() -> int:
+    """Run the service."""
+    settings = ToolSettings()
+    configure_logging("tool", settings.log_level)
+    return uvloop.run(serve(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""One call: its arguments checked against the tool's schema, the tool run, its output measured.
+
+All of this happens in a calling process and under the call's deadline. The schema too is the
+user's: a pattern in it can take for ever on an argument that a model wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+from referencing import Registry
+
+from dsec.session.code import CodeNamespace
+from dsec.session.code_errors import CodeError
+from dsec.session.documents import SpecError, ToolDocument, unseal
+from dsec.tool.frames import Failure, Order, Outcome, Refused
+from dsec_contracts.canonical import CanonicalError, encode
+
+MESSAGE_CHARS_MAX = 4_000
+FRAMES_MAX = 12
+KEY_ARGUMENT = "idempotency_key"
+"""A Python tool that has a parameter of this name is given the key of the call in it."""
+
+Function = Callable[[dict[str, Any], str], Any]
+"""From arguments and idempotency key to what the tool returns."""
+
+
+class Tool:
+    """A tool that is loaded."""
+
+    def __init__(self, document: ToolDocument, function: Function) -> None:
+        self._document = document
+        self._function = function
+        # Without a registry a schema could have this process fetch what it refers to.
+        self._schema = Draft202012Validator(document.parameters, registry=Registry())
+
+    def call(self, order: Order) -> Outcome:
+        """Make a call. Whatever the tool does, this returns."""
+        try:
+            arguments = self._arguments(order.arguments)
+            return self._output(self._function(arguments, order.key))
+        except Refused as refused:
+            return refused.failure
+        except BaseException as error:  # noqa: BLE001 - user code, `sys.exit` included
+            return Failure("tool_raised", _told(error), _retryable(error))
+
+    def _arguments(self, text: str) -> dict[str, Any]:
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise Refused(_invalid(f"the arguments are no JSON: {error}")) from error
+        if not isinstance(found, dict):
+            raise Refused(_invalid("the arguments are no JSON object"))
+        wrong = best_match(self._schema.iter_errors(found))
+        if wrong is not None:
+            raise Refused(_invalid(f"arguments{wrong.json_path[1:]}: {wrong.message}"))
+        return found
+
+    def _output(self, value: Any) -> bytes:
+        try:
+            content = encode(value)
+        except CanonicalError as error:
+            why = f"what the tool returned cannot be recorded: {error}"
+            raise Refused(Failure("result_invalid", why[:MESSAGE_CHARS_MAX])) from error
+        most = self._document.output_bytes_max
+        if len(content) > most:
+            why = f"the tool returned {len(content)} bytes; its output_bytes_max is {most}"
+            raise Refused(Failure("output_too_large", why))
+        return content
+
+
+def load(spec_hash: str, content: bytes, secrets: Mapping[str, str]) -> Tool | Failure:
+    """Load a tool; a failure is that of every call of it."""
+    try:
+        document, files = unseal(content, "tool")
+        assert isinstance(document, ToolDocument)
+        if document.kind == "http":
+            from dsec.tool.http_request import request  # costs more to load than most tools
+
+            return Tool(document, lambda given, key: request(document, given, key, secrets))
+        return Tool(document, _python(CodeNamespace(spec_hash, files).load(document.entry)))
+    except SpecError as error:
+        return Failure("tool_load_failed", str(error)[:MESSAGE_CHARS_MAX])
+    except CodeError as error:
+        return Failure("tool_load_failed", error.message[-MESSAGE_CHARS_MAX:])
+
+
+def _python(function: Any) -> Function:
+    """A Python function, plain or `async def`, called with the arguments by name."""
+    try:
+        wants_key = KEY_ARGUMENT in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # no function, which its call will say, or one without names
+        wants_key = False
+
+    def call(arguments: dict[str, Any], key: str) -> Any:
+        given = arguments | {KEY_ARGUMENT: key} if wants_key else arguments
+        result = function(**given)
+        return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+
+    return call
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def _invalid(message: str) -> Failure:
+    # Not retryable: the same arguments will not do better.
+    return Failure("arguments_invalid", message[:MESSAGE_CHARS_MAX])
+
+
+def _retryable(error: BaseException) -> bool:
+    """Whether the tool's own error says that another call might do better."""
+    return getattr(error, "retryable", False) is True
+
+
+def _told(error: BaseException) -> str:
+    text = "".join(traceback.format_exception(error, limit=-FRAMES_MAX))
+    return text[-MESSAGE_CHARS_MAX:].encode("utf-8", "backslashreplace").decode()

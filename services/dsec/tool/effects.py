@@ -1,0 +1,166 @@
+"""What the handlers need of the world: tools, their secrets, and what the log has of calls."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from dsec.platform.log import LogReader, LogRow
+from dsec.platform.objects import BlobNotFound, ObjectStore
+from dsec.session.documents import SpecError, ToolDocument, unseal
+from dsec.tool.frames import Failure
+from dsec.tool.processes import Program
+from dsec_contracts import keys
+
+SECRET_PREFIX = "DSEC_SECRET_"
+NAMES_MAX = 4096
+"""What has been looked for in vain is remembered for so many names."""
+
+SpecSource = Callable[[str, int], Awaitable[bytes]]
+"""From a spec's hash, and the position of a call that names it, to its content. Raises `Absent`
+where the log has got to that position and does not have it."""
+
+
+class Absent(Exception):
+    """A spec is not where it has to be, and nothing that could be waited for is away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool as the service knows it: never its code."""
+
+    document: ToolDocument
+    program: Program
+
+
+class Tools:
+    """Tools by the hashes of their specs. What a hash names never changes, so they are kept."""
+
+    def __init__(
+        self,
+        source: SpecSource,
+        environment: Mapping[str, str],
+        *,
+        absent_s_max: float,
+        kept_max: int,
+    ) -> None:
+        self._source = source
+        self._environment = environment
+        self._absent_s_max = absent_s_max
+        self._kept_max = kept_max
+        self._kept: OrderedDict[str, Tool] = OrderedDict()
+        self._absent_since: OrderedDict[str, float] = OrderedDict()
+
+    async def get(self, spec_hash: str, position: int) -> Tool | Failure:
+        """A tool; a failure is that of every call of it.
+
+        Raises:
+            Absent: it is not there, but has not been looked for long enough.
+            LogBehind, LogUnavailable, ObjectStoreError: nobody can say whether it is there.
+        """
+        tool = self._kept.get(spec_hash)
+        if tool is None:
+            try:
+                content = await self._source(spec_hash, position)
+            except Absent as absent:
+                if not self._is_over(spec_hash):
+                    raise
+                return Failure("spec_not_found", str(absent))
+            self._absent_since.pop(spec_hash, None)
+            found = _tool(spec_hash, content, self._environment)
+            if isinstance(found, Failure):
+                return found
+            tool = self._kept[spec_hash] = found
+        self._kept.move_to_end(spec_hash)
+        while len(self._kept) > self._kept_max:
+            self._kept.popitem(last=False)
+        return tool
+
+    def _is_over(self, spec_hash: str) -> bool:
+        now = time.monotonic()
+        since = self._absent_since.setdefault(spec_hash, now)
+        while len(self._absent_since) > NAMES_MAX:
+            self._absent_since.popitem(last=False)
+        return now - since >= self._absent_s_max
+
+
+def _tool(spec_hash: str, content: bytes, environment: Mapping[str, str]) -> Tool | Failure:
+    try:
+        document, _ = unseal(content, "tool")
+    except SpecError as error:
+        return Failure("tool_load_failed", str(error))
+    assert isinstance(document, ToolDocument)
+    secrets: dict[str, str] = {}
+    for name in document.secrets:
+        value = environment.get(SECRET_PREFIX + name)
+        if value is None:
+            return Failure(
+                "secret_absent",
+                f"the tool service has no secret {name}: start it with {SECRET_PREFIX}{name}",
+            )
+        secrets[name] = value
+    return Tool(document, Program(spec_hash, content, secrets))
+
+
+def spec_source(log: LogReader, objects: ObjectStore | None, behind_wait_s: float) -> SpecSource:
+    """Specs from the log; large ones from the object store that the log names."""
+
+    async def content(spec_hash: str, position: int) -> bytes:
+        found = await log.spec(spec_hash)
+        if found is None:
+            # It was published before the call; the recorder may be behind.
+            await log.wait_floor(position, behind_wait_s)
+            found = await log.spec(spec_hash)
+        if found is None:
+            raise Absent(
+                f"tool spec {spec_hash} is not in the log, which has got to position {position}: "
+                "register it, and request the session again"
+            )
+        if found.blob is None:
+            return found.content
+        if objects is None:
+            raise Absent(
+                f"tool spec {spec_hash} lies in an object store: set DSEC_OBJECT_STORE_URL"
+            )
+        try:
+            return await asyncio.to_thread(objects.get, found.blob)
+        except BlobNotFound as error:
+            raise Absent(f"tool spec {spec_hash}: {error}") from error
+
+    return content
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What the log has of a call."""
+
+    answer: LogRow | None
+    begun_at: datetime | None
+
+
+Memory = Callable[[UUID, int, int, int], Awaitable[Past]]
+"""From session, step, turn and index to what is known of a call."""
+
+
+def memory_of(
+    log: LogReader, last_sequence: Callable[[], Awaitable[int]], behind_wait_s: float
+) -> Memory:
+    """What the log has of calls, once it has all that is published by now.
+
+    Whoever may have made a call before published its answer before it could acknowledge the call,
+    and so before anybody else got it: a log that has come to the stream's end as it is now has
+    whatever there is.
+    """
+
+    async def past(session_id: UUID, step: int, turn: int, index: int) -> Past:
+        await log.wait_floor(await last_sequence(), behind_wait_s)
+        answer = await log.row(session_id, keys.tool_result(step, turn, index))
+        begun = await log.row(session_id, keys.tool_begun(step, turn, index))
+        return Past(answer, None if begun is None else begun.event_time)
+
+    return past

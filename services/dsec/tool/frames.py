@@ -1,0 +1,75 @@
+"""What the service and a calling process say to each other: canonical bytes with a length before.
+
+Not pickle: user code lives in the calling process, and what it writes must not run in the service.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dsec_contracts.canonical import decode, encode
+
+LENGTH = struct.Struct("<I")
+FRAME_BYTES_MAX = 64 << 20
+READY = b"ready"
+
+
+class Order(NamedTuple):
+    """One call that a calling process is to make."""
+
+    arguments: str
+    key: str
+    """The idempotency key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a call has no result."""
+
+    code: str
+    message: str
+    retryable: bool = False
+
+
+class Refused(Exception):
+    """A call has no result. `failure` says why."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+Outcome = bytes | Failure
+"""The canonical result of a call, or why it has none."""
+
+
+def frame(body: bytes) -> bytes:
+    """`body` with its length before it."""
+    if len(body) > FRAME_BYTES_MAX:
+        raise ValueError(f"a frame of {len(body)} bytes; the limit is {FRAME_BYTES_MAX}")
+    return LENGTH.pack(len(body)) + body
+
+
+def reply(outcome: Outcome) -> bytes:
+    """An outcome as bytes."""
+    if isinstance(outcome, Failure):
+        return encode([outcome.code, outcome.message, outcome.retryable])
+    return encode(outcome)
+
+
+def read_reply(body: bytes) -> Outcome:
+    """What `reply` was given.
+
+    Raises:
+        ValueError: the bytes are no reply.
+    """
+    value = decode(body)
+    if isinstance(value, bytes):
+        return value
+    try:
+        code, message, retryable = value
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"no reply: {error}") from error
+    return Failure(str(code), str(message), bool(retryable))
