@@ -12,16 +12,17 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from time import monotonic_ns
 
+from dsec.env_runtime.calls import Calls
 from dsec.env_runtime.packing import Row, heard, pack, split
 from dsec.env_runtime.running import RunningSlot
-from dsec.env_runtime.seats import Seat, unpublishable
+from dsec.env_runtime.seats import Seat, uncallable, unpublishable
 from dsec.env_runtime.traces import LaneTraces
 from dsec.platform.bus import BadMessage, Bus, Consumer, Message, TooLarge
 from dsec.platform.cancellation import cancelled
 from dsec.platform.clock import now_ns, utc_now
 from dsec.platform.objects import ObjectStore, put_patiently
 from dsec.platform.telemetry import OFF, Telemetry
-from dsec.session.io import Ended, Input, Stepped
+from dsec.session.io import AWAITS_RESULTS, Called, Ended, Input, Stepped
 from dsec.session.observations import reference
 from dsec_contracts import UnknownEvent
 
@@ -70,6 +71,7 @@ class Lane:
         self._steps = 0
         self._ends: list[tuple[Seat, Ended]] = []
         self._unanswered: list[tuple[Seat, Stepped]] = []
+        self._calls = Calls(bus, name, worker)
         self._stopping = False
         self._held = False
         self._busy = asyncio.Lock()
@@ -92,6 +94,10 @@ class Lane:
         self.seats[seat.raw_id] = seat
         if seat.machine.awaiting is None:
             self._ready[seat.raw_id] = seat
+            self._wake.set()
+        elif seat.machine.called is not None:
+            # Nobody knows whether the attempt before this one got to publish them.
+            self._calls.add(seat, seat.machine.called, again=True)
             self._wake.set()
 
     def leave(self, seat: Seat) -> None:
@@ -125,12 +131,14 @@ class Lane:
         if self._unanswered:
             unanswered, self._unanswered = self._unanswered, []
             await self._publish(unanswered, again=True)
+        await self._publish_calls()
         await self._publish_ends()
         if not self._ready or self._held:
             return False
         ready, self._ready = self._ready, {}
         self._traces.begin()
         await self._publish(await self._step_all(ready), again=False)
+        await self._publish_calls()  # behind the steps: a call beside an action names its step
         await self._publish_ends()
         return True
 
@@ -180,6 +188,11 @@ class Lane:
                 taken.append((seat, output))
                 seat.last = output
                 seat.repeats = 0
+                if output.called is not None:
+                    self._calls.add(seat, output.called, again=False)
+            elif type(output) is Called:
+                seat.repeats = 0
+                self._calls.add(seat, output, again=False)
             else:
                 assert isinstance(output, Ended)
                 self._ends.append((seat, output))
@@ -226,6 +239,16 @@ class Lane:
             seat.published_ns = published
         if tick is not None:
             self._traces.published(tick, taken, again=again)
+
+    async def _publish_calls(self) -> None:
+        """Publish what tools are called. What they answer holds up nobody but their session."""
+        if self._calls:
+            for seat, message in await self._calls.publish():
+                if seat.machine.ended is not None:  # cancelled meanwhile
+                    continue
+                seat.machine.ended = ended = uncallable(seat, message)
+                self._ends.append((seat, ended))
+                self._waiting.discard(seat.raw_id)
 
     def _end_unpublishable(self, row: Row, message: str, *, again: bool) -> None:
         """End the one session whose step fits no message. The others go on."""
@@ -277,19 +300,29 @@ class Lane:
     def repeat_unanswered(self) -> None:
         """Have the lane publish again, under the same keys, what nobody answered in time."""
         now = monotonic_ns()
-        self._unanswered = [
-            (seat, seat.last)
-            for seat in self.seats.values()
-            if seat.machine.awaiting is not None
-            and seat.last is not None
-            and now - seat.published_ns
-            > self._reply_wait_ns << min(seat.repeats, REPEATS_DOUBLED_MAX)
-        ]
-        for seat, _ in self._unanswered:
+        self._unanswered, called = [], 0
+        for seat in self.seats.values():
+            machine = seat.machine
+            turn = machine.called if machine.awaiting == AWAITS_RESULTS else None
+            if machine.awaiting is None or (turn is None and seat.last is None):
+                continue
+            waited = now - seat.published_ns
+            if turn is not None:
+                waited -= int(seat.call_deadline_s(turn) * 1e9)
+            if waited <= self._reply_wait_ns << min(seat.repeats, REPEATS_DOUBLED_MAX):
+                continue
             seat.repeats += 1
-        if self._unanswered:
+            if turn is not None:
+                called += 1
+                self._calls.add(seat, turn, again=True)
+            elif seat.last is not None:
+                self._unanswered.append((seat, seat.last))
+        if self._unanswered or called:
             log.warning(
-                "lane %s: %d steps unanswered, publishing again", self.name, len(self._unanswered)
+                "lane %s: %d steps and %d tool turns unanswered, publishing again",
+                self.name,
+                len(self._unanswered),
+                called,
             )
             self._wake.set()
 
@@ -343,6 +376,8 @@ class Lane:
         elif was_awaiting is not None and machine.awaiting is None:
             self._ready[seat.raw_id] = seat
             self._waiting.discard(seat.raw_id)
+        elif machine.awaiting == AWAITS_RESULTS:
+            self._waiting.discard(seat.raw_id)  # a slow tool holds up its session alone
         if seat.trace_steps and (ended is not None or machine.awaiting is None):
             self._traces.answered(seat)
 

@@ -7,8 +7,23 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from dsec.session.io import Input, Stepped, missing_input, reward_input
-from dsec_contracts import Event, RewardMissing, RewardScored, SessionStepped
+from dsec.session.io import (
+    Input,
+    Stepped,
+    failure_content,
+    missing_input,
+    result_input,
+    reward_input,
+)
+from dsec_contracts import (
+    Event,
+    RewardMissing,
+    RewardScored,
+    SessionStepped,
+    ToolFailed,
+    ToolReturned,
+    keys,
+)
 from dsec_contracts.columns import VarColumn, fixed_rows
 from dsec_contracts.step import StepCircumstance, StepColumns
 
@@ -136,3 +151,15 @@ def heard(event: Event) -> Iterator[tuple[bytes, Input]]:
             session_id.bytes,
             missing_input(fact.step, fact.code, fact.fatal, told.message, fact.cause),
         )
+    elif isinstance(event, (ToolReturned, ToolFailed)):
+        yield event.fact.session_id.bytes, _result(event)
+
+
+def _result(event: ToolReturned | ToolFailed) -> Input:
+    fact = event.fact
+    ordinal = keys.call_ordinal(fact.step, fact.turn, fact.index)
+    if isinstance(event, ToolReturned):
+        return result_input(ordinal, "", event.fact.content, fact.turn_hash)
+    failed = event.fact
+    content = failure_content(failed.message, failed.retryable)
+    return result_input(ordinal, failed.code, content, failed.turn_hash)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from dsec.platform.objects import BlobNotFound, ObjectStore, ObjectStoreError
 from dsec.platform.virtual import undeclared_uses
 from dsec.session.chain import chain_end
 from dsec.session.documents import RewardDocument, SpecError, unseal
-from dsec.session.io import Ended, Input, Started, Stepped
+from dsec.session.io import AWAITS_RESULTS, Called, Ended, Input, Started, Stepped
 from dsec.session.log_row import RecordedGap
 from dsec.session.machine import Interposition, SessionMachine
 from dsec.session.program import Program, ProgramError, load_program, session_config
@@ -38,6 +38,7 @@ from dsec_contracts import SYSTEM_SESSION, keys
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.session import PlacedFact, RequestFact
 from dsec_contracts.step import STEP_FIELDS
+from dsec_contracts.tool import ToolUse
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,8 @@ class Seat:
     inline_bytes_max: int
     above: str
     sender: Sender
+    tools: Mapping[str, ToolUse] = field(default_factory=dict)
+    """What the agent may call, by name."""
     undeclared_uses: str = ""
     last: Stepped | None = None
     chain_before: bytes | None = None
@@ -106,7 +109,14 @@ class Seat:
     @property
     def waiting_on(self) -> str:
         """For people: what the session waits for."""
-        return "tick" if self.machine.awaiting is None else "reward"
+        awaiting = self.machine.awaiting
+        if awaiting is None:
+            return "tick"
+        return "tool" if awaiting == AWAITS_RESULTS else "reward"
+
+    def call_deadline_s(self, turn: Called) -> float:
+        """How long the slowest call of a turn may take."""
+        return max(self.tools[call.name].deadline_s for call in turn.calls)
 
 
 @dataclass(slots=True)
@@ -270,6 +280,11 @@ class Opener:
                 (request.policy or "").encode(),
                 request.reward_fn_hash,
             ),
+            tools={
+                tool.name: ToolUse(spec=tool.ref, deadline_s=tool.deadline_s)
+                for tool in program.agent.tools
+                if tool.name is not None and tool.deadline_s is not None
+            },
             undeclared_uses=loaded.undeclared_uses,
         )
 
@@ -342,6 +357,14 @@ def unpublishable(seat: Seat, message: str) -> Ended:
     steps, episodes = last.step, machine.episodes - (last.terminated or last.truncated)
     inputs = encode([])
     chain = chain_end(seat.chain_before, "failed", UNPUBLISHABLE, steps, episodes, inputs)
+    return Ended("failed", UNPUBLISHABLE, steps, episodes, inputs, chain, message)
+
+
+def uncallable(seat: Seat, message: str) -> Ended:
+    """The end of a session whose tool calls cannot be published. The steps before them count."""
+    machine, inputs = seat.machine, encode([])
+    steps, episodes = machine.steps, machine.episodes
+    chain = chain_end(machine.chain, "failed", UNPUBLISHABLE, steps, episodes, inputs)
     return Ended("failed", UNPUBLISHABLE, steps, episodes, inputs, chain, message)
 
 

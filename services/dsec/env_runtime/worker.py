@@ -89,7 +89,12 @@ CONSUMER_INACTIVE_S = 120.0
 STREAM_FULL_SHARE = 0.9
 """Of the bytes that the stream may have: beyond that no more steps are taken."""
 STREAM_WATCH_S = 1.0
-REPLY_FILTERS = ("dsec.reward.scored", "dsec.reward.missing")
+REPLY_FILTERS = (
+    "dsec.reward.scored",
+    "dsec.reward.missing",
+    "dsec.tool.returned",
+    "dsec.tool.failed",
+)
 
 
 class _Drained(Exception):

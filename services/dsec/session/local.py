@@ -28,6 +28,7 @@ from dsec.session.io import (
 from dsec.session.log_row import LogRow
 from dsec.session.machine import Interposition, SessionMachine
 from dsec.session.program import Program, load_program
+from dsec.session.tools import called_fact
 from dsec_contracts import (
     Event,
     RewardMissing,
@@ -49,13 +50,7 @@ from dsec_contracts.session import (
     StartedCircumstance,
     StartedFact,
 )
-from dsec_contracts.tool import (
-    ToolCall,
-    ToolCalledFact,
-    ToolFailedFact,
-    ToolFunction,
-    ToolReturnedFact,
-)
+from dsec_contracts.tool import ToolFailedFact, ToolReturnedFact
 
 CAUSE_BYTES = 16
 
@@ -92,21 +87,6 @@ CallTool = Callable[[Call], Any]
 def no_tools(call: Call) -> Failed:
     """For sessions whose agents have no tools."""
     return Failed("tool_absent", f"nobody makes {call.name}")
-
-
-def called_fact(session_id: UUID, turn: Called) -> ToolCalledFact:
-    """The fact of a turn."""
-    return ToolCalledFact(
-        session_id=session_id,
-        step=turn.step,
-        turn=turn.turn,
-        inputs=turn.inputs,
-        calls=[
-            ToolCall(id=id_, function=ToolFunction(name=name, arguments=arguments))
-            for id_, name, arguments in turn.calls
-        ],
-        turn_hash=turn.turn_hash,
-    )
 
 
 def scored_fact(step: int, score: ScoreLike, cause: bytes, revision: int = 1) -> bytes:

@@ -14,11 +14,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
+from uuid import UUID
 
 from dsec.session.io import Call, Called, Input
 from dsec_contracts import keys
 from dsec_contracts.canonical import CanonicalError, decode
 from dsec_contracts.keys import CALLS_PER_TURN_MAX
+from dsec_contracts.tool import ToolCall, ToolCalledFact, ToolFunction
 
 TURN_BYTES_MAX = 400_000
 """Names and arguments of one turn."""
@@ -105,6 +107,21 @@ def _arguments(given: Any, id_: str) -> str:
     except UnicodeEncodeError as error:
         raise CallsInvalid(f"{id_}: `arguments` are no Unicode text: {error.reason}") from error
     return text
+
+
+def called_fact(session_id: UUID, turn: Called) -> ToolCalledFact:
+    """The fact of a turn."""
+    return ToolCalledFact(
+        session_id=session_id,
+        step=turn.step,
+        turn=turn.turn,
+        inputs=turn.inputs,
+        calls=[
+            ToolCall(id=id_, function=ToolFunction(name=name, arguments=arguments))
+            for id_, name, arguments in turn.calls
+        ],
+        turn_hash=turn.turn_hash,
+    )
 
 
 class Answers:

@@ -1,0 +1,191 @@
+"""Tool calls of a worker on real servers. The test plays the tool service."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.env_runtime.conftest import World, code_of, world_on
+
+from dsec.env_runtime.seats import UNPUBLISHABLE
+from dsec.platform.bus import Message
+from dsec.session.documents import ToolUse
+from dsec_contracts import ToolCalled, ToolFailed, ToolReturned, encode
+from dsec_contracts.tool import ToolFailedFact, ToolReturnedFact
+
+pytestmark = [pytest.mark.nats, pytest.mark.postgres]
+
+TOOL = ToolUse(ref="a" * 64, name="add", deadline_s=1.5)
+AGENT = """
+class Agent:
+    def __init__(self, config):
+        self.asked, self.total = 0, 0
+    def step(self, observation):
+        self.asked += 1
+        call = {"name": "add", "arguments": {"n": self.asked}}
+        if self.asked % 3 == 1:
+            return {"tool_calls": [call, call]}
+        if self.asked % 3 == 2:
+            return {"action": self.total % 2, "tool_calls": [call]}
+        return {"action": self.total % 2}
+    def on_tool_result(self, tool_id, result):
+        self.total += result["sum"] if "sum" in result else 100
+"""
+CODE = code_of(AGENT, tools=[TOOL])
+
+
+class Tools:
+    """What a world's sessions call, and the answers."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.called: list[tuple[Message, ToolCalled]] = []
+        self.answering = False
+        world.spawn(self._follow())
+
+    async def _follow(self) -> None:
+        consumer = await self.world.bus.consumer("test-tools", ["dsec.tool.called.*"], ack="none")
+        while True:
+            for message in await consumer.fetch(100, 0.5):
+                event = message.event()
+                assert isinstance(event, ToolCalled)
+                self.called.append((message, event))
+                if self.answering:
+                    await self.answer(event)
+
+    def of(self, session_id: UUID) -> list[ToolCalled]:
+        return [event for _, event in self.called if event.fact.session_id == session_id]
+
+    async def until_called(self, session_id: UUID, count: int) -> list[ToolCalled]:
+        await self.world.until(lambda: len(self.of(session_id)) >= count)
+        return self.of(session_id)
+
+    async def answer(self, event: ToolCalled, lane: str = "") -> None:
+        """Answer a turn, the last call first."""
+        fact = event.fact
+        for index in reversed(range(len(fact.calls))):
+            about: dict[str, Any] = {
+                "session_id": fact.session_id,
+                "step": fact.step,
+                "turn": fact.turn,
+                "index": index,
+                "turn_hash": fact.turn_hash,
+            }
+            answer: ToolFailed | ToolReturned
+            if index == 1:
+                answer = ToolFailed(fact=ToolFailedFact(**about, code="c", message="m"))
+            else:
+                content = encode({"sum": len(fact.calls[0].function.arguments)})
+                answer = ToolReturned(fact=ToolReturnedFact(**about, content=content))
+            await self.world.publish(
+                answer, lane or event.circumstance.lane, session_id=fact.session_id
+            )
+
+
+async def test_a_session_calls_hears_and_verifies(world: World) -> None:
+    world.record()
+    world.answering = True
+    tools = Tools(world)
+    tools.answering = True
+    await world.worker()
+    request = await world.run_session(CODE, max_steps=4)
+    ended = await world.ended(request.session_id)
+    assert (ended.fact.code, ended.fact.steps) == ("max_steps", 4)
+    turns = tools.of(request.session_id)
+    places = [(turn.fact.step, turn.fact.turn, len(turn.fact.calls)) for turn in turns]
+    assert places == [(0, 0, 2), (0, 1, 1), (2, 0, 2), (2, 1, 1)]
+    first, beside = tools.called[0], tools.called[1]
+    assert first[0].envelope().causationid == f"{request.session_id}/started"
+    assert beside[0].envelope().causationid == f"{request.session_id}/step:0"
+    assert (beside[1].fact.inputs, first[1].circumstance.again) == (encode([]), False)
+    use = first[1].circumstance.tools["add"]
+    assert (use.spec, use.deadline_s) == (TOOL.ref, 1.5)
+    verdict = await world.verdict(request)
+    assert (verdict.first_divergence, verdict.complete) == (None, True)
+
+
+async def test_a_session_that_waits_for_a_tool_does_not_hold_up_its_lane(world: World) -> None:
+    world.record()
+    world.answering = True
+    tools = Tools(world)
+    run = await world.worker(lane_wait_ms=60_000)
+    waiting = await world.run_session(CODE, max_steps=4)
+    await tools.until_called(waiting.session_id, 1)
+    assert run.worker._seats[waiting.session_id].waiting_on == "tool"
+    other = await world.run_session(max_steps=20)
+    assert (await world.ended(other.session_id)).fact.steps == 20
+    assert not world.steps(waiting.session_id)
+    # Nor does one whose step has its reward, and whose call beside the action has no answer.
+    await tools.answer(tools.of(waiting.session_id)[0])
+    await tools.until_called(waiting.session_id, 2)
+    another = await world.run_session(max_steps=20)
+    assert (await world.ended(another.session_id)).fact.steps == 20
+    assert len(world.steps(waiting.session_id)) == 1
+
+
+async def test_calls_that_nobody_answers_are_made_again_as_the_same_calls(world: World) -> None:
+    world.record()
+    tools = Tools(world)
+    await world.worker(reply_wait_s=0.4)
+    request = await world.run_session(CODE, max_steps=4)
+    turns = await tools.until_called(request.session_id, 3)
+    assert [turn.circumstance.again for turn in turns] == [False, True, True]
+    assert turns[0].fact == turns[1].fact == turns[2].fact
+    times = [message.time.timestamp() for message, _ in tools.called]
+    assert times[1] - times[0] > TOOL.deadline_s + 0.4  # they have their deadline first
+
+
+@pytest.mark.parametrize("answered_before_the_restart", [False, True])
+@pytest.mark.parametrize("calls", [1, 2])
+async def test_a_session_whose_worker_died_goes_on_with_the_same_chain(
+    world: World, calls: int, answered_before_the_restart: bool
+) -> None:
+    """Killed at a tool turn (1), and at a call beside an action (2)."""
+    world.record()
+    world.answering = True
+    tools = Tools(world)
+    first = await world.worker()
+    request = await world.run_session(CODE, max_steps=4)
+    for n in range(1, calls):
+        turns = await tools.until_called(request.session_id, n)
+        await tools.answer(turns[n - 1])
+    turn = (await tools.until_called(request.session_id, calls))[calls - 1]
+    await asyncio.sleep(0.2)
+    await first.close()
+    del world.runs["w1"]
+    if answered_before_the_restart:
+        await tools.answer(turn)
+    await world.worker("w2")
+    await world.place(request, "w2", 2, previous_lane="w1-0")
+    if not answered_before_the_restart:
+        again = (await tools.until_called(request.session_id, calls + 1))[calls]
+        assert again.fact == turn.fact
+        assert (again.circumstance.again, again.circumstance.lane) == (True, "w2-0")
+        await tools.answer(turn)  # to the lane that is gone
+    tools.answering = True
+    ended = await world.ended(request.session_id)
+    assert (ended.fact.code, ended.fact.steps) == ("max_steps", 4)
+    assert (await world.verdict(request)).ok
+    await world.worker()
+    undisturbed = await world.run_session(CODE, max_steps=4)
+    assert (await world.ended(undisturbed.session_id)).fact.chain == ended.fact.chain
+
+
+async def test_calls_that_fit_no_message_end_their_session_alone(
+    small_nats_url: str, fresh_database_url: str, tmp_path: Path
+) -> None:
+    async with world_on(small_nats_url, fresh_database_url, tmp_path) as world:
+        world.record()
+        world.answering = True
+        await world.worker()
+        large = AGENT.replace('{"n": self.asked}', '{"n": "x" * 30_000}')
+        request = await world.run_session(code_of(large, tools=[TOOL]), max_steps=4)
+        other = await world.run_session(max_steps=4)
+        ended = await world.ended(request.session_id)
+        assert (await world.ended(other.session_id)).fact.code == "max_steps"
+        assert ended.fact.code == UNPUBLISHABLE
+        verdict = await world.verdict(request)
+        assert (verdict.first_divergence, verdict.complete) == (None, True)
