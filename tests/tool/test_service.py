@@ -1,0 +1,167 @@
+"""The service as it runs: whom it answers, and what it does with a call that was had before."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from tests.tool.conftest import SESSION, Rig, spec_of
+
+from dsec.platform.bus import Message
+from dsec_contracts import ToolBegun, ToolFailed, ToolReturned, subjects
+from dsec_contracts.tool import ToolBegunFact
+
+pytestmark = [pytest.mark.nats, pytest.mark.postgres]
+
+SUM = spec_of("def tool(x=1): return {'sum': x + 1}", idempotent=True)
+SLOW = "time.sleep(1.5)"
+
+
+async def test_calls_of_a_turn_are_answered_one_by_one(rig: Rig) -> None:
+    bad = spec_of("def tool(**_): raise ValueError('why')")
+    await rig.know(SUM, bad)
+    rig.start()
+    await rig.call(SUM[0], bad[0], step=3, arguments='{"x": 4}')
+    assert await rig.answered(2) == [{"sum": 5}, "tool_raised"]
+    await rig.settled()
+    for message, event in rig.answers:
+        envelope = message.envelope()
+        assert message.subject.rpartition(".")[2] == "lane"
+        assert envelope.causationid == f"{SESSION}/tool_call:3.0"
+        assert (event.fact.step, event.fact.turn_hash) == (3, bytes([3]) * 16)
+        assert event.circumstance.replica == "r0"
+        assert event.circumstance.seconds is not None
+
+
+async def test_a_deadline_is_kept_and_says_whether_another_call_is_safe(rig: Rig) -> None:
+    stuck = [spec_of("def tool():\n    while 1: pass", idempotent=one) for one in (True, False)]
+    await rig.know(*stuck)
+    rig.start()
+    began = time.monotonic()
+    await rig.call(*(spec for spec, _ in stuck), deadline_s=1.0)
+    assert await rig.answered(2) == ["deadline"] * 2
+    assert time.monotonic() - began < 15
+    told = {e.fact.index: e.fact.retryable for _, e in rig.answers if isinstance(e, ToolFailed)}
+    assert told == {0: True, 1: False}
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+async def test_a_replica_that_is_killed_in_the_midst_of_a_call(rig: Rig, idempotent: bool) -> None:
+    tool = rig.effect(SLOW, idempotent=idempotent)
+    await rig.know(tool)
+    first = rig.start()
+    await rig.call(tool[0], deadline_s=3.0)
+    await rig.until(rig.effects)
+    first.kill()
+    rig.start()
+    outcome = await rig.answered()
+    await rig.settled()
+    if idempotent:
+        assert outcome == ["done"]
+        assert rig.effects() == [f"{SESSION}/call_0_0_0"] * 2  # the same key
+    else:
+        assert outcome == ["outcome_unknown"]
+        assert rig.effects() == [f"{SESSION}/call_0_0_0"]
+
+
+async def test_a_call_that_only_waited_in_a_replica_that_died_is_made(rig: Rig) -> None:
+    """That it was delivered before does not mean that anybody began it."""
+    tool = rig.effect()
+    await rig.know(tool)
+    consumer = await rig.bus.consumer("tool", ["dsec.tool.called.*"], ack_wait_s=1)
+    await rig.call(tool[0])
+    assert len(await consumer.fetch(1, 5)) == 1
+    await consumer.close()
+    rig.start()
+    assert await rig.answered() == ["done"]
+    assert len(rig.effects()) == 1
+
+
+async def test_a_call_that_is_answered_is_not_made_again(rig: Rig) -> None:
+    tool = rig.effect(idempotent=True)
+    raising = rig.effect("raise ValueError('why')")
+    await rig.know(tool, raising)
+    rig.start()
+    await rig.call(tool[0], raising[0])
+    await rig.answered(2)
+    await rig.call(tool[0], raising[0], again=True, lane="another")
+    assert await rig.answered(4) == ["done", "done", "tool_raised", "tool_raised"]
+    assert len(rig.effects()) == 2
+    lanes = {message.subject.rpartition(".")[2] for message, _ in rig.answers}
+    assert lanes == {"lane", "another"}
+    for index in (0, 1):
+        one, other = (event.fact for _, event in rig.answers if event.fact.index == index)
+        assert one == other
+
+
+async def test_a_call_that_another_replica_has_begun_is_left_to_it(rig: Rig) -> None:
+    tool = rig.effect()
+    await rig.know(tool)
+    begun = ToolBegun(fact=ToolBegunFact(session_id=SESSION, step=0, turn=0, index=0))
+    await rig.publish(begun, f"{SESSION}-call_0_0_0", session_id=SESSION)
+    began = time.monotonic()
+    rig.start()
+    await rig.call(tool[0], deadline_s=4.0)
+    assert await rig.answered() == ["outcome_unknown"]
+    assert time.monotonic() - began > 4.0  # it had its deadline
+    assert rig.effects() == []
+
+
+async def test_trouble_of_one_call_stops_no_other(rig: Rig) -> None:
+    tool = rig.effect(SLOW)
+    await rig.know(tool)
+    rig.start(retry_s_min=0.1)
+    await rig.call("f" * 64, tool[0])
+    assert await rig.answered(2) == ["spec_not_found", "done"]
+    assert len(rig.effects()) == 1
+    assert isinstance(rig.answers[0][1], ToolReturned)  # it did not wait for the other
+
+
+async def test_a_repetition_of_a_call_at_work_is_not_made(rig: Rig) -> None:
+    tool = rig.effect(SLOW, idempotent=True)
+    await rig.know(tool)
+    rig.start()
+    await rig.call(tool[0])
+    await rig.until(rig.effects)
+    await rig.call(tool[0], again=True)
+    assert await rig.answered() == ["done"]
+    await rig.settled()
+    assert len(rig.effects()) == 1
+
+
+async def test_turns_run_side_by_side(rig: Rig) -> None:
+    tool = spec_of("import time\ndef tool(): time.sleep(1); return time.monotonic()")
+    await rig.know(tool)
+    rig.start()
+    for step in range(2):
+        await rig.call(tool[0], step=step)
+    one, other = await rig.answered(2)
+    assert abs(one - other) < 0.9
+
+
+async def test_a_stop_lets_calls_end_and_hands_the_rest_back(rig: Rig) -> None:
+    tool = rig.effect(SLOW)
+    await rig.know(tool)
+    first = rig.start()
+    await rig.call(tool[0])
+    await rig.until(rig.effects)
+    first.terminate()
+    assert await rig.answered() == ["done"]
+    assert await asyncio.to_thread(first.wait, 10) == 0
+    await rig.settled()
+    assert len(rig.effects()) == 1
+
+
+async def test_what_is_no_call_is_put_aside(rig: Rig) -> None:
+    await rig.know(SUM)
+    rig.start()
+    await rig.bus.publish_raw(f"dsec.tool.called.{SESSION}", b"{}", {"ce-id": "x"})
+    await rig.call(SUM[0], lane="no lane")
+    await rig.call(SUM[0], step=1)
+    assert await rig.answered() == [{"sum": 2}]
+    consumer = await rig.bus.consumer("test-dead", [subjects.dead_letter("tool")], ack="none")
+    dead: list[Message] = []
+    while len(dead) < 2:
+        dead += await consumer.fetch(10, 1)
+    assert len(dead) == 2
