@@ -140,3 +140,25 @@ def test_one_session_is_found_through_the_key_alone(log: Any) -> None:
         assert "Seq Scan" not in text, view
         if view in ("step_trace", "causal_edge"):  # the others leave it to run time
             assert "event_log_default" not in text, view
+
+
+def test_a_tool_call_stands_beside_what_came_of_it(log: Log) -> None:
+    calls = [
+        {"id": f"call_2_0_{n}", "type": "function", "function": {"name": name, "arguments": "{}"}}
+        for n, name in enumerate(("search", "add", "search"))
+    ]
+    fact = {"step": 2, "turn": 0, "calls": calls}
+    log.put(A, "tool_call:2.0", "tool.called", fact_json=fact)
+    told = {"seconds": 0.5, "replica": "a\0b"}
+    log.put(A, "tool_result:2.0.0", "tool.returned", fact_json={}, circumstance=told)
+    failed = {"code": "deadline", "message": "too long"}
+    log.put(A, "tool_result:2.0.1", "tool.failed", fact_json=failed, circumstance={})
+    rows = log.connection.execute(
+        "select step, turn, call, call_id, tool, arguments, status, code, message, seconds"
+        " from tool_call order by call"
+    ).fetchall()
+    assert rows == [
+        (2, 0, 0, "call_2_0_0", "search", "{}", "returned", None, None, 0.5),
+        (2, 0, 1, "call_2_0_1", "add", "{}", "failed", "deadline", "too long", None),
+        (2, 0, 2, "call_2_0_2", "search", "{}", "waiting", None, None, None),
+    ]

@@ -28,4 +28,3 @@ def _reserved(name: str) -> click.Command:
 
 
 anchors = _reserved("anchors")
-tools = _reserved("tools")

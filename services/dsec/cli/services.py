@@ -13,7 +13,7 @@ from dsec.platform.db import migrate
 from dsec.platform.stack import Endpoints, ServiceCommand, Stack
 from dsec.scheduler.settings import CONFIG_VARIABLE
 
-SERVICES = ("recorder", "scheduler", "reward", "env_runtime")
+SERVICES = ("recorder", "scheduler", "reward", "tool", "env_runtime")
 CONFIG_FILE = "scheduler.config.yaml"
 
 
