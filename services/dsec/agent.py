@@ -14,6 +14,13 @@ class Agent:
 
     * `step(observation) -> dict`: `action`, and optionally `action_params`, `provenance` and
       `extras` (recorded, not hashed: log-probabilities, values, token ids). May be `async def`.
+      With `tool_calls` and no `action` the environment stands still: once the results are in,
+      `step` is called again with the same observation, at most `tool_turns_max` times. With both,
+      the environment steps, and the results come before the next decision.
+    * `on_tool_result(tool_id: str, result)`: one call's result, in the order of the calls, after
+      the reward where the calls came with an action. `tool_id` is `call_{step}_{turn}_{index}`,
+      whatever id the agent gave. A failed call's result is `{"error": {"code", "message",
+      "retryable"}}`.
     * `on_reward(reward: float, done: bool, info: dict)`: `info["dsec"]` has `step`, `episode`,
       `terminated`, `truncated`, `components` and `final_observation`.
     * `on_reward_missing(step: int, code: str)`: in place of `on_reward`, where none will come.

@@ -26,7 +26,7 @@ from dsec.session.io import (
 from dsec.session.local import Failed, local_program, run_in_memory
 from dsec.session.log_row import RecordedGap
 from dsec.session.machine import SessionMachine
-from dsec.session.rerun import Recorded, rerun, undelivered
+from dsec.session.rerun import Recorded, rerun, rerun_steps, undelivered
 from dsec_contracts import keys
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.step import STEP_FIELDS
@@ -121,6 +121,10 @@ def test_a_tool_turn_leaves_the_environment_alone_and_the_observation_the_same(s
     assert causes["tool_call:0.1"] == "tool_result:0.0.0"
     assert causes["step:0"] == "tool_result:0.2.0"
     assert causes["tool_call:1.0"] == "reward:0.1"
+    recorded = Recorded.from_rows(rows)
+    named = [[name[:2] for name in decode(recorded.turns[1, n].inputs)] for n in range(3)]
+    results = [["tool_result", keys.call_ordinal(1, turn, 0)] for turn in range(2)]
+    assert named == [[["reward", 0]], [results[0]], [results[1]]]  # since the output before
     fact = dict(zip(STEP_FIELDS, decode(rows[-3].fact), strict=True))
     assert [id_ for id_, _ in fact["calls"]] == ["call_1_0_0", "call_1_1_0", "call_1_2_0"]
     named = [(kind, ordinal) for kind, ordinal, _ in fact["inputs"]]
@@ -419,6 +423,15 @@ def test_code_that_asks_for_other_tools_is_found(rows):
         other = program_of(AGENT.replace(*change))
         divergence = rerun(SessionMachine(other, CONFIG), Recorded.from_rows(rows))
         assert divergence is not None, change
+
+
+def test_every_turn_that_is_executed_again_has_a_deadline_of_its_own(made, rows):
+    """Whoever drives a re-execution looks at the clock at each step that it yields."""
+    steps = list(rerun_steps(SessionMachine(made, CONFIG), Recorded.from_rows(rows)))
+    turns = Recorded.from_rows(rows).turns
+    alone = [step for step, _ in turns if step == 0]
+    assert steps.count(0) == 1 + len(alone)
+    assert set(steps) == set(range(12))
 
 
 def test_a_gap_in_steps_is_an_error_with_tools_too(rows):
