@@ -109,21 +109,21 @@ async def _chains(
     assert len(calls) == SESSIONS * STEPS * 3
     assert {call["status"] for call in calls} == {"returned"}
     for session_id in ids[:2]:
-        command = [*DSEC, "verify", str(session_id), "--json"]
-        environment = {
-            "DSEC_NATS_URL": stack.nats_url,
-            "DSEC_DATABASE_URL": stack.database_url,
-            "DSEC_OBJECT_STORE_URL": stack.object_store_url,
-        }
-        done = await asyncio.to_thread(_run, command, environment)
-        assert done["ok"], done
+        verdict = await asyncio.to_thread(_dsec, stack, "verify", str(session_id))
+        assert verdict["ok"], verdict
     return {row.seed: row.chain_hash for row in rows}
 
 
-def _run(command: list[str], environment: dict[str, str]) -> Any:
+def _dsec(stack: Any, *arguments: str) -> Any:
+    """What a command answers in JSON."""
     done = subprocess.run(
-        command,
-        env={**os.environ, **environment},
+        [*DSEC, *arguments, "--json"],
+        env={
+            **os.environ,
+            "DSEC_NATS_URL": stack.nats_url,
+            "DSEC_DATABASE_URL": stack.database_url,
+            "DSEC_OBJECT_STORE_URL": stack.object_store_url,
+        },
         capture_output=True,
         text=True,
         timeout=60,
@@ -161,6 +161,16 @@ async def test_a_tool_that_never_returns_costs_its_deadline(
     stuck = [call for call in calls if call["tool"] == "stuck"]
     assert [call["code"] for call in stuck] == ["deadline"] * 2
     assert max(call["seconds"] for call in stuck) < 5
+    names = {tool["name"] for tool in _dsec(stack, "tools", "list")}
+    assert {"lookup", "stuck"} <= names
+    by_tool = {row["tool"]: row for row in _dsec(stack, "tools", "status")}
+    assert (by_tool["stuck"]["failed"], by_tool["stuck"]["code_most"]) == (2, "deadline")
+    told = _dsec(stack, "tools", "status", "--session-id", str(row.session_id))
+    assert [one["call_id"] for one in told] == [
+        *("call_0_0_0", "call_0_0_1", "call_0_1_0"),
+        *("call_1_0_0", "call_1_0_1", "call_1_1_0"),
+    ]
+    assert 0 < _dsec(stack, "metrics", "--metric", "tool_failure_rate")["value"] < 1
 
 
 async def test_a_call_that_may_not_be_repeated_is_of_unknown_outcome(

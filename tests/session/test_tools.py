@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsec.replay.diff import RowsSource, diff
 from dsec.replay.fold import fold
 from dsec.replay.verify import verify
 from dsec.reward.score import EnvScorer
@@ -398,6 +399,18 @@ def test_another_answer_gives_another_chain(made, rows, session_id):
     assert ends[0] != ends[1]
 
 
+async def test_two_sessions_part_where_a_tool_answered_otherwise(made, rows, session_id):
+    def other(call):
+        return {"sum": -1} if call.id == "call_1_0_0" else call_tool(call)
+
+    again = run_in_memory(made, CONFIG, session_id, EnvScorer(), call_tool=other)
+    found = (await diff(RowsSource(rows), RowsSource(again))).first_difference
+    # Those beside the action of step 1 are heard after it.
+    assert (found.step, found.field) == (2, "inputs")
+    same = run_in_memory(made, CONFIG, session_id, EnvScorer(), call_tool=call_tool)
+    assert (await diff(RowsSource(rows), RowsSource(same))).equal
+
+
 def test_a_turn_that_the_log_lacks_or_has_too_many_of_is_found(made, rows):
     without = [row for row in rows if row.key != "tool_call:0.1"]
     divergence = rerun(SessionMachine(made, CONFIG), Recorded.from_rows(without))
@@ -416,6 +429,11 @@ def test_a_turn_at_the_tail_is_compared(made, rows):
         false = [*rows[:cut], changed(rows[cut])]
         divergence = rerun(SessionMachine(made, CONFIG), Recorded.from_rows(false))
         assert (divergence.step, divergence.field) == (told, "calls")
+        recorded, machine = Recorded.from_rows(rows[: cut + 1]), SessionMachine(made, CONFIG)
+        assert rerun(machine, recorded) is None
+        # A turn names what came before it; one beside an action comes before its step's reward.
+        left = [] if told == 0 else [("reward", 1)]
+        assert [(one.kind, one.ordinal) for one in undelivered(recorded, machine)] == left
 
 
 def test_code_that_asks_for_other_tools_is_found(rows):

@@ -64,6 +64,8 @@ async def _collect(names: list[str], sessions: int) -> dict[str, float | None]:
             values["session_heartbeat_p95"] = await _heartbeat_p95(client)
         if "ssal_p95" in names:
             values["ssal_p95"] = await _start_latency_p95(client, sessions)
+        if "tool_failure_rate" in names:
+            values["tool_failure_rate"] = await _tool_failure_rate(client)
         if "rscr" in names:
             values["rscr"] = await _rscr(client, sessions)
     return values
@@ -95,6 +97,14 @@ async def _start_latency_p95(client: Client, sessions: int) -> float | None:
     )
     value = rows[0].p95
     return None if value is None else float(value)
+
+
+async def _tool_failure_rate(client: Client) -> float | None:
+    rows = await client.queries.rows(
+        "select avg(case status when 'failed' then 1.0 else 0.0 end) as rate "
+        "from tool_call where status <> 'waiting'"
+    )
+    return None if rows[0].rate is None else float(rows[0].rate)
 
 
 async def _rscr(client: Client, sessions: int) -> float | None:

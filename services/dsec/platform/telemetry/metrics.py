@@ -35,7 +35,12 @@ RSCR = Metric(
 ANCHOR_MISS_RATE = Metric(
     "anchor_miss_rate", "share", "anchor loads that found no blob over loads", ()
 )
-TOOL_FAILURE_RATE = Metric("tool_failure_rate", "share", "tool calls that failed over calls", ())
+TOOL_FAILURE_RATE = Metric(
+    "tool_failure_rate",
+    "share",
+    "tool calls that failed over those that were answered",
+    ("command",),
+)
 SESSION_HEARTBEAT_P95 = Metric(
     "session_heartbeat_p95",
     "s",
