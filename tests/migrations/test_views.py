@@ -142,7 +142,7 @@ def test_one_session_is_found_through_the_key_alone(log: Any) -> None:
             assert "event_log_default" not in text, view
 
 
-def test_a_tool_call_stands_beside_what_came_of_it(log: Log) -> None:
+def test_a_tool_call_stands_beside_what_came_of_it(log: Any) -> None:
     calls = [
         {"id": f"call_2_0_{n}", "type": "function", "function": {"name": name, "arguments": "{}"}}
         for n, name in enumerate(("search", "add", "search"))

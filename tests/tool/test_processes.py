@@ -187,13 +187,6 @@ def test_arguments_that_do_not_fit_are_told_to_the_agent(arguments: str, told: s
     assert value(called("def tool(x): return x", '{"x": 9}', parameters=SCHEMA)) == 9
 
 
-def test_a_schema_is_never_fetched_from_elsewhere() -> None:
-    schema = {"type": "object", "$ref": "http://127.0.0.1:9/schema.json"}
-    outcome = called("def tool(): return 1", parameters=schema)
-    assert isinstance(outcome, Failure)
-    assert "Unresolvable" in outcome.message
-
-
 @pytest.mark.parametrize(
     ("body", "code", "told"),
     [
@@ -298,6 +291,15 @@ def test_a_request_carries_its_key_and_its_secrets(server: str) -> None:
     asked(f"{server}/x", values={"TOKEN": "s3"}, headers=headers, secrets=["TOKEN"])
     assert Server.seen[-1]["Idempotency-Key"] == "the-key"
     assert Server.seen[-1]["Authorization"] == "Bearer s3"
+
+
+def test_a_schema_is_never_fetched_from_elsewhere(server: str) -> None:
+    schema = {"type": "object", "$ref": f"{server}/schema.json"}
+    asked_before = len(Server.seen)
+    outcome = called("def tool(): return 1", parameters=schema)
+    assert isinstance(outcome, Failure)
+    assert "Unresolvable" in outcome.message
+    assert len(Server.seen) == asked_before
 
 
 def test_text_is_text(server: str) -> None:

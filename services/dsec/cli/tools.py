@@ -10,7 +10,7 @@ from dsec.cli.answer import answers, json_option, number, out, run_async, say_js
 from dsec.cli.find import find_session
 from dsec.cli.tables import plain_table
 from dsec.client.client import Client
-from dsec.platform.log import session_at
+from dsec_contracts.keys import session_time
 
 CALLS_MAX = 10_000
 
@@ -77,7 +77,7 @@ async def _calls(named: str) -> list[dict[str, Any]]:
     async with Client(name="cli") as client:
         session_id = await find_session(client.queries, named)
         rows = await client.queries.rows(
-            _CALLS, session_id=session_id, session_at=session_at(session_id), limit=CALLS_MAX
+            _CALLS, session_id=session_id, session_at=session_time(session_id), limit=CALLS_MAX
         )
         return [dict(row._mapping) for row in rows]
 

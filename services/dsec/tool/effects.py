@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from dsec.platform.log import LogReader, LogRow
+from dsec.platform.log import LogReader
 from dsec.platform.objects import BlobNotFound, ObjectStore
 from dsec.session.documents import SpecError, ToolDocument, unseal
+from dsec.session.log_row import LogRow
 from dsec.tool.frames import Failure
 from dsec.tool.processes import Program
 from dsec_contracts import keys

@@ -34,9 +34,8 @@ from dsec.platform.bus import (
     TooLarge,
     settle,
 )
-from dsec.platform.log import LogRow
 from dsec.session.documents import ToolDocument
-from dsec.session.log_row import TOOL_RETURNED, fact_bytes, fact_map
+from dsec.session.log_row import TOOL_RETURNED, LogRow, fact_bytes, fact_map
 from dsec.tool.effects import Memory, Past, Tool, Tools
 from dsec.tool.frames import Failure, Order, Outcome
 from dsec.tool.processes import Processes
