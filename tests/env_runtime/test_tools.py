@@ -158,7 +158,8 @@ async def test_a_session_whose_worker_died_goes_on_with_the_same_chain(
     del world.runs["w1"]
     if answered_before_the_restart:
         await tools.answer(turn)
-    await world.worker("w2")
+    # It does not wait until an answer is overdue: the call may never have been published.
+    await world.worker("w2", reply_wait_s=60)
     await world.place(request, "w2", 2, previous_lane="w1-0")
     if not answered_before_the_restart:
         again = (await tools.until_called(request.session_id, calls + 1))[calls]

@@ -3,7 +3,6 @@ anywhere, or answers in any order, come to the same end."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -371,7 +370,7 @@ def changed(row):
             fact[name] = value
     if "calls" in fact:
         fact["calls"][0]["function"]["arguments"] += " "
-    return replace(row, fact=encode(fact))
+    return row._replace(fact=encode(fact))
 
 
 @pytest.mark.parametrize(
@@ -417,7 +416,7 @@ def test_a_turn_that_the_log_lacks_or_has_too_many_of_is_found(made, rows):
     assert (divergence.step, divergence.field, divergence.expected) == (0, "calls", None)
     turn = next(row for row in rows if row.key == "tool_call:0.1")
     fact = decode(turn.fact) | {"turn": 9}
-    more = [*rows, replace(turn, key="tool_call:0.9", fact=encode(fact))]
+    more = [*rows, turn._replace(key="tool_call:0.9", fact=encode(fact))]
     divergence = rerun(SessionMachine(made, CONFIG), Recorded.from_rows(more))
     assert (divergence.step, divergence.field, divergence.actual) == (0, "calls", None)
 
