@@ -71,6 +71,8 @@ def check_ordinal(value: int) -> int:
 
 
 Ordinal = Annotated[int, AfterValidator(check_ordinal)]
+
+
 def _own_session(value: UUID) -> UUID:
     if value == SYSTEM_SESSION:
         raise ValueError(f"{value} stands for events about no session")

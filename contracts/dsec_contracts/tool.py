@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from dsec_contracts.envelope import Event, Part, Prose
-from dsec_contracts.keys import CALLS_PER_TURN_MAX, TURNS_PER_STEP_MAX, SessionId
+from dsec_contracts.keys import (
+    CALLS_PER_TURN_MAX,
+    TURNS_PER_STEP_MAX,
+    SessionId,
+    check_ordinal,
+)
 from dsec_contracts.session import Hash
 
-Step = Annotated[int, Field(ge=0)]
+Step = Annotated[int, Field(ge=0), AfterValidator(check_ordinal)]
 Turn = Annotated[int, Field(ge=0, le=TURNS_PER_STEP_MAX)]
 """Counted from 0 at each environment step."""
 Index = Annotated[int, Field(ge=0, lt=CALLS_PER_TURN_MAX)]

@@ -159,3 +159,19 @@ def test_different_events_have_different_keys(events: list[tuple[str, ...]]) -> 
 
 def test_a_key_has_a_name_anywhere() -> None:
     assert keys.of(keys.SYSTEM_SESSION, keys.step(4)) == f"{keys.SYSTEM_SESSION}/step:4"
+
+
+def test_calls_are_numbered_in_their_order() -> None:
+    places = [
+        (0, 0, 0),
+        (0, 0, 63),
+        (0, 1, 0),
+        (0, 255, 63),
+        (1, 0, 0),
+        (keys.ORDINAL_MAX, 255, 63),
+    ]
+    ordinals = [keys.call_ordinal(*place) for place in places]
+    assert ordinals == sorted(set(ordinals))
+    assert ordinals[-1] < 2**63
+    assert keys.call_id(3, 1, 2) == "call_3_1_2"
+    assert keys.tool_result(3, 1, 2) == "tool_result:3.1.2"
