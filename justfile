@@ -11,8 +11,12 @@ check:
     lint-imports
     python -m dsec_contracts.freeze --check
 
-# The whole test suite; starts every server that it needs
+# The test suite; starts every server that it needs
 test *arguments:
+    python -m pytest -m "not long" {{arguments}}
+
+# The tests that `just test` leaves out for their length, too
+test-all *arguments:
     python -m pytest {{arguments}}
 
 # Format and mend what can be mended

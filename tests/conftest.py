@@ -28,6 +28,18 @@ from dsec.platform.stack.timescale import timescale_programs
 
 T = TypeVar("T")
 PASSWORD = "for-tests-only"
+_left_out: list[str] = []
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Keep what is left out, for the last lines."""
+    _left_out.extend(item.nodeid for item in items if item.get_closest_marker("long"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Nothing is left out silently."""
+    for node in _left_out:
+        terminalreporter.write_line(f"NOT RUN {node}: it is long; `just test-all` runs it")
 
 
 @pytest.fixture(scope="session")

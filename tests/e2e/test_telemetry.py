@@ -16,7 +16,7 @@ from dsec.client.client import Client
 from dsec.platform.stack import stack_status
 from dsec.platform.telemetry.ids import placement_span, session_span
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.long]
 
 UPSTREAM = (0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331)
 TRACEPARENT = f"00-{UPSTREAM[0]:032x}-{UPSTREAM[1]:016x}-01"

@@ -16,7 +16,7 @@ from tests.e2e.conftest import DSEC
 
 from dsec.client.client import Client
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.long]
 
 SESSIONS = 6
 STEPS = 6
