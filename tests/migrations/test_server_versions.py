@@ -28,7 +28,7 @@ from dsec.platform.stack.timescale import timescale_programs
 from dsec.platform.storage import LogStorage, log_storage
 from dsec.recorder.intake import read, table_of
 from dsec.recorder.writer import Commit, Floor, Writer
-from dsec_contracts import EVENTS
+from dsec_contracts import EVENTS, subjects
 
 INSTALLED = Path("/usr/lib/postgresql")
 EXAMPLES = Path(__file__).parents[2] / "contracts" / "examples"
@@ -73,7 +73,9 @@ def examples() -> Any:
     for sequence, path in enumerate(paths, 1):
         example = json.loads(path.read_text())
         body = json.dumps(example["body"]).encode()
-        message = Message("dsec.x", example["headers"], body, sequence, 1, NOW, unused)
+        name = example["headers"]["ce-type"].rpartition(".v")[0]
+        subject = subjects.subject(name, "x")
+        message = Message(subject, example["headers"], body, sequence, 1, NOW, unused)
         readings.append(read(message, 1))
     return table_of(readings)
 

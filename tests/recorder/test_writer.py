@@ -17,7 +17,7 @@ import pytest
 from dsec.platform.bus import Message
 from dsec.recorder.intake import read, table_of
 from dsec.recorder.writer import Commit, Floor, RowsRefused, Writer
-from dsec_contracts import Envelope, Event
+from dsec_contracts import Envelope, Event, subjects
 from dsec_contracts.keys import session_time
 
 pytestmark = pytest.mark.postgres
@@ -36,7 +36,8 @@ class Log:
         readings = []
         for sequence, event in events:
             headers = Envelope(str(uuid.uuid4()), event.event_type(), "test", NOW).headers()
-            message = Message("dsec.x", headers, event.body(), sequence, 1, NOW, raw)
+            subject = subjects.subject(event.event_name(), "x")
+            message = Message(subject, headers, event.body(), sequence, 1, NOW, raw)
             readings.append(read(message, epoch))
         return table_of(readings)
 
