@@ -22,7 +22,7 @@ from dsec.platform.db import migrate
 from dsec.platform.stack.ports import free_port
 from dsec.platform.stack.postgres import PostgresOptions, prepare_postgres
 from dsec.platform.stack.process import ChildProcess
-from dsec.recorder import effects
+from dsec.recorder import effects, intake
 from dsec.recorder.counters import Counters
 from dsec.recorder.trim import Trimmer
 from dsec.recorder.writer import Floor
@@ -123,6 +123,27 @@ async def test_a_poisoned_message_among_a_hundred_good_ones(rig: Any, make: Any)
     await rig.until(
         lambda: recorder.counters.dead_letters == 5
     )  # counted just after the floor is visible
+
+
+async def test_a_row_that_no_table_takes_is_a_dead_letter_and_the_rest_goes_on(
+    rig: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = make.new_session(), make.new_session()
+    cold = intake.cold_row
+
+    def too_large(arrival: Any, epoch: int) -> dict[str, Any]:
+        row: dict[str, Any] = cold(arrival, epoch)
+        return row | {"step": 2**40} if row["session_id"] == bad.bytes else row
+
+    monkeypatch.setattr(intake, "cold_row", too_large)
+    for sid in (good, bad):
+        await rig.publish(make.requested(sid), sid)
+        last = await rig.publish(make.placed(sid), sid)
+    async with rig.recorder() as recorder:
+        await rig.floor_at(last)
+        await rig.until(lambda: recorder.counters.dead_letters == 2)
+    assert rig.keys(good) == ["requested", "placed:1"]
+    assert rig.keys(bad) == []
 
 
 async def test_the_database_goes_away_and_comes_back(

@@ -12,7 +12,6 @@ import pytest
 
 from dsec.platform.bus import Message
 from dsec.platform.schema import ROW_COLUMNS, event_log
-from dsec.recorder import intake
 from dsec.recorder.columns import TABLES
 from dsec.recorder.intake import Cold, Hot, Reading, Unfit, read, table_of
 from dsec.recorder.rows import SCHEMA, Parked, natural_key, query_json, session_of
@@ -165,14 +164,6 @@ def test_a_number_that_no_column_holds_is_unfit(
     assert old in sent.data
     sent.data = sent.data.replace(old, new)
     assert isinstance(read(sent, 1), Unfit)
-
-
-def test_a_row_that_arrow_refuses_is_unfit_and_harms_no_other(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cold = intake.cold_row
-    monkeypatch.setattr(intake, "cold_row", lambda *a: cold(*a) | {"step": 2**40})
-    assert isinstance(read(message(make.requested(make.new_session())), 1), Unfit)
 
 
 def test_a_body_nested_without_end_is_unfit(make: Any) -> None:

@@ -24,7 +24,7 @@ from dsec.platform.bus import Bus, Message
 from dsec.platform.telemetry import OFF, Telemetry
 from dsec.recorder.counters import Counters
 from dsec.recorder.effects import Item, dead_letter, message_of_parked
-from dsec.recorder.intake import Reading, Unfit, read, table_of
+from dsec.recorder.intake import UNFIT, Reading, Unfit, alone, read, table_of
 from dsec.recorder.rows import EPOCH_START, Parked
 from dsec.recorder.settings import RecorderSettings
 from dsec.recorder.traces import committed_items
@@ -108,13 +108,18 @@ class Appender:
         readings: Readings,
         commit: Callable[[pa.Table, Sequence[Parked]], Commit],
     ) -> None:
+        try:
+            table = table_of([r for _, r in readings.values()])
+        except UNFIT as error:
+            log.error("%d messages make no table, trying each alone: %s", len(readings), error)
+            readings = {n: (message, alone(r)) for n, (message, r) in readings.items()}
+            table = table_of([r for _, r in readings.values()])
         for message, reading in readings.values():
             if isinstance(reading, Unfit):
                 await self._give_up(message, reading.error)
         parked = [r for _, r in readings.values() if isinstance(r, Parked)]
         for p in parked:
             log.warning("event type %s is not known yet; parked at %d", p.event_type, p.sequence)
-        table = table_of([r for _, r in readings.values()])
         table = await self._give_up_rows(readings, table, await self._without_place(table))
         try:
             aside = await self._attempts(commit(table, parked))

@@ -18,7 +18,7 @@ from dsec.recorder.columns import TABLES
 from dsec.recorder.rows import SCHEMA, Arrival, Parked, cold_row
 from dsec_contracts import Event, UnknownEvent, subjects
 
-_UNFIT = (BadMessage, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
+UNFIT = (BadMessage, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
 """How a message's own data fails on the way to a row. Anything else is a fault of ours."""
 
 
@@ -61,11 +61,19 @@ def read(message: Message, epoch: int) -> Reading:
         arrival = Arrival(message.sequence, envelope, event)
         if type(event) in TABLES:
             return Hot(arrival, epoch)
-        row = cold_row(arrival, epoch)
-        pa.RecordBatch.from_pylist([row], schema=SCHEMA)  # alone: it must not fail among others
-        return Cold(row)
-    except _UNFIT as error:
+        return Cold(cold_row(arrival, epoch))
+    except UNFIT as error:
         return Unfit(f"{type(error).__name__}: {error}")
+
+
+def alone(reading: Reading) -> Reading:
+    """A reading whose rows no table takes is unfit. For when a table of many was refused: tried
+    alone, each costs fifty times what it costs among others."""
+    try:
+        table_of([reading])
+    except UNFIT as error:
+        return Unfit(f"{type(error).__name__}: {error}")
+    return reading
 
 
 def park(message: Message, event_type: str) -> Parked:
