@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from dsec.platform.child_pipes import LENGTH
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.columns import VarColumn
 
-LENGTH = struct.Struct("<I")
 FRAME_BYTES_MAX = 1 << 30
 READY = b"ready"
 

@@ -28,11 +28,11 @@ import tempfile
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 
+from dsec.platform.child_pipes import LENGTH
 from dsec.platform.user_environment import without_secrets
 from dsec.reward.effects import Lost
 from dsec.reward.frames import (
     FRAME_BYTES_MAX,
-    LENGTH,
     READY,
     Failure,
     Outcome,

@@ -13,16 +13,13 @@ from __future__ import annotations
 
 import argparse
 import mmap
-import os
-import resource
 import struct
-import sys
 from typing import BinaryIO
 
 from dsec.platform import virtual
+from dsec.platform.child_pipes import bind, own_pipes, read_body, write_frame
 from dsec.platform.interposition import interposition_of
-from dsec.platform.parent import die_with_parent
-from dsec.reward.frames import LENGTH, READY, Failure, Outcome, Task, frame, read_request, reply
+from dsec.reward.frames import READY, Failure, Outcome, Task, frame, read_request, reply
 from dsec.reward.score import RewardError, Scorer, load_scorer
 
 PROGRESS = struct.Struct("<q")
@@ -71,12 +68,8 @@ class Scorers:
 def serve(requests: BinaryIO, replies: BinaryIO, progress: mmap.mmap) -> None:
     """Score what comes until the other side closes the pipe."""
     scorers = Scorers()
-    _write(replies, READY)
-    while True:
-        start = requests.read(LENGTH.size)
-        if len(start) < LENGTH.size:
-            return
-        body = requests.read(LENGTH.unpack(start)[0])
+    write_frame(replies, frame(READY))
+    while (body := read_body(requests)) is not None:
         drop, specs, tasks = read_request(body)
         for spec in drop:
             scorers.drop(spec)
@@ -86,21 +79,7 @@ def serve(requests: BinaryIO, replies: BinaryIO, progress: mmap.mmap) -> None:
             PROGRESS.pack_into(progress, 0, n)
             outcomes.append(scorers.score(task))
         PROGRESS.pack_into(progress, 0, NO_ROW)
-        _write(replies, reply(outcomes))
-
-
-def _write(replies: BinaryIO, body: bytes) -> None:
-    replies.write(frame(body))
-    replies.flush()
-
-
-def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The pipes to the service, out of reach of `print` and `input` in user code."""
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    return requests, replies
+        write_frame(replies, frame(reply(outcomes)))
 
 
 def main() -> None:
@@ -109,11 +88,8 @@ def main() -> None:
     parser.add_argument("--progress-fd", type=int, required=True)
     parser.add_argument("--memory-bytes-max", type=int, required=True)
     arguments = parser.parse_args()
-    die_with_parent()
-    if sys.platform == "linux":
-        limit = arguments.memory_bytes_max
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    requests, replies = _own_pipes()
+    bind(arguments.memory_bytes_max)
+    requests, replies = own_pipes()
     progress = mmap.mmap(arguments.progress_fd, PROGRESS.size)
     virtual.install()
     serve(requests, replies, progress)

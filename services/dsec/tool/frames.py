@@ -5,13 +5,12 @@ Not pickle: user code lives in the calling process, and what it writes must not 
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from dsec.platform.child_pipes import LENGTH
 from dsec_contracts.canonical import decode, encode
 
-LENGTH = struct.Struct("<I")
 FRAME_BYTES_MAX = 64 << 20
 READY = b"ready"
 

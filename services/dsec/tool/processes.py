@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dsec.platform.child_pipes import LENGTH
 from dsec.platform.user_environment import without_secrets
 from dsec.tool.frames import (
     FRAME_BYTES_MAX,
-    LENGTH,
     READY,
     Failure,
     Order,
