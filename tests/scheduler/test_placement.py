@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from uuid import UUID
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsec.scheduler.placement import Assignment, Snapshot, Waiting, WorkerLoad, round_robin
+from dsec.scheduler.placement import (
+    LANE_FILL_SESSIONS,
+    Assignment,
+    Snapshot,
+    Waiting,
+    WorkerLoad,
+    round_robin,
+)
 
 waiting = st.lists(st.booleans(), max_size=30).map(
     lambda flags: tuple(Waiting(UUID(int=n), alone) for n, alone in enumerate(flags))
@@ -90,16 +98,25 @@ def test_a_suspect_does_not_take_the_last_worker_from_the_others() -> None:
     assert len(round_robin(Snapshot(queue[:1], (one,)))) == 1
 
 
-def test_sessions_are_spread_over_lanes() -> None:
-    queue = tuple(Waiting(UUID(int=n)) for n in range(10))
-    loads = tuple(WorkerLoad(w, ((f"{w}-0", 0), (f"{w}-1", 0)), 100) for w in ("a", "b"))
-    lanes = Counter(one.lane for one in round_robin(Snapshot(queue, loads)))
-    assert sorted(lanes.values()) == [2, 2, 3, 3]
-    assert lanes["a-0"] + lanes["a-1"] == 5
+@pytest.mark.parametrize(
+    ("sessions", "expected"),
+    [
+        (10, {"a-0": 5, "b-0": 5}),
+        (2 * LANE_FILL_SESSIONS, {"a-0": LANE_FILL_SESSIONS, "b-0": LANE_FILL_SESSIONS}),
+        (2 * LANE_FILL_SESSIONS + 3, {"a-0": 256, "b-0": 256, "a-1": 2, "b-1": 1}),
+        (8 * LANE_FILL_SESSIONS, dict.fromkeys(("a-0", "a-1", "b-0", "b-1"), 512)),
+    ],
+)
+def test_workers_share_evenly_and_fill_one_lane_after_the_other(
+    sessions: int, expected: dict[str, int]
+) -> None:
+    queue = tuple(Waiting(UUID(int=n)) for n in range(sessions))
+    loads = tuple(WorkerLoad(w, ((f"{w}-0", 0), (f"{w}-1", 0)), 5000) for w in ("a", "b"))
+    assert Counter(one.lane for one in round_robin(Snapshot(queue, loads))) == expected
 
 
-def test_the_least_loaded_lane_comes_first() -> None:
+def test_the_least_loaded_worker_comes_first() -> None:
     loads = (WorkerLoad("a", (("a-0", 3), ("a-1", 1)), 9), WorkerLoad("b", (("b-0", 2),), 9))
     assert round_robin(Snapshot((Waiting(UUID(int=1)),), loads)) == [
-        Assignment(UUID(int=1), "a", "a-1")
+        Assignment(UUID(int=1), "b", "b-0")
     ]

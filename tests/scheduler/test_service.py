@@ -79,8 +79,8 @@ async def test_sessions_are_placed_fast_and_spread(world: Any) -> None:
     await world.until(lambda: len(world.events(SessionPlaced)) == 601)
     # Far below what it does on its own: everything here shares one process.
     assert 600 / (monotonic() - began) > 50
-    lanes = [event.fact.lane for event in world.events(SessionPlaced)]
-    assert all(140 <= lanes.count(f"{w}-{n}") <= 160 for w in ("w1", "w2") for n in (0, 1))
+    workers = [event.fact.worker for event in world.events(SessionPlaced)]
+    assert all(280 <= workers.count(worker) <= 320 for worker in ("w1", "w2"))
 
 
 async def test_what_is_refused_says_why(world: Any) -> None:

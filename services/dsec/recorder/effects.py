@@ -61,6 +61,8 @@ class Feed:
         self._settings = settings
         self._last = floor.sequence
         self._ordinal = 0
+        self.pause_s = settings.pause_s(0)
+        """Between two commits, as things are: what comes within it need not be fetched apart."""
         self._items: deque[Item] = deque()
         self._bytes = 0
         self._arrived = asyncio.Event()
@@ -143,7 +145,7 @@ class Feed:
                     self._arrived.set()
                 if len(messages) < count:
                     # Nothing is behind: what comes until the next commit is fetched at once.
-                    await asyncio.sleep(self._settings.commit_period_ms / 2000)
+                    await asyncio.sleep(self.pause_s / 2)
             elif loop.time() - heard_at > self._settings.stall_limit_s:
                 await self._check_alive()
                 heard_at = loop.time()

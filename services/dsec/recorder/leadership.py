@@ -151,17 +151,20 @@ class Recorder:
     ) -> None:
         loop = asyncio.get_running_loop()
         checked_at = loop.time()
-        committed_at = 0.0
+        due_at = 0.0
         while not stop.is_set():
-            # At most so many commits a second: under load batches grow, and what a commit costs
-            # is shared by more rows; what comes after a pause is committed at once.
-            early_s = committed_at + self.settings.commit_period_ms / 1000 - loop.time()
+            # Under load batches grow, and what a commit costs is shared by more rows; what comes
+            # after a pause is committed at once.
+            early_s = due_at - loop.time()
             if early_s > 0:
                 await asyncio.sleep(early_s)
             items = await feed.next()
             if items:
+                began_at = loop.time()
                 await appender.on_batch(items)
                 committed_at = loop.time()
+                feed.pause_s = self.settings.pause_s(committed_at - began_at)
+                due_at = committed_at + feed.pause_s
                 trimmer.committed = items[-1].message.sequence
             for task in beside:
                 if task.done():

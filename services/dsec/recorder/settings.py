@@ -45,6 +45,26 @@ class RecorderSettings(Settings):
         alias="DSEC_RECORDER_COMMIT_PERIOD_MS",
         description="shortest time between two commits; more rows share the cost of one",
     )
+    commit_period_ms_max: float = Field(
+        default=250.0,
+        ge=0,
+        alias="DSEC_RECORDER_COMMIT_PERIOD_MS_MAX",
+        description="longest time that a commit waits for more rows",
+    )
+    commit_share: float = Field(
+        default=0.1,
+        gt=0,
+        le=1,
+        alias="DSEC_RECORDER_COMMIT_SHARE",
+        description="of the time that commits may take: where they would take more, they come less "
+        "often, since most of what a commit costs is not its rows'",
+    )
+
+    def pause_s(self, commit_s: float) -> float:
+        """How long after a commit that took `commit_s` seconds the next one may begin."""
+        wanted_s = commit_s * (1 / self.commit_share - 1)
+        return max(self.commit_period_ms, min(wanted_s * 1000, self.commit_period_ms_max)) / 1000
+
     standby_poll_s: PositiveFloat = Field(
         default=1.0,
         alias="DSEC_RECORDER_STANDBY_POLL_S",

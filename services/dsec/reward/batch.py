@@ -6,12 +6,12 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, repeat
+from itertools import accumulate
 from uuid import UUID
 
 import numpy as np
 
-from dsec.reward.fact import env_body, fact_of_body
+from dsec.reward.fact import env_body, facts_of_bodies
 from dsec.reward.frames import Failure, Outcome, Task
 from dsec_contracts import RewardMissing, RewardScored, SessionStepped
 from dsec_contracts.columns import VarColumn, fixed_rows
@@ -82,7 +82,7 @@ class Batch:
         if len(bodies) != len(rows):
             rows = [n for n in rows if type(outcomes[n]) is bytes]
             steps, causes = [steps[n] for n in rows], [causes[n] for n in rows]
-        facts = list(map(fact_of_body, steps, repeat(REVISION), bodies, causes))
+        facts = facts_of_bodies(steps, REVISION, bodies, causes)
         for start, stop in _portions(facts, message_bytes_max):
             yield self._scored(rows[start:stop], bodies[start:stop], facts[start:stop], replica)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from itertools import repeat
 from typing import Final
 
 from dsec_contracts.canonical import encode, head
@@ -20,12 +21,18 @@ def reward_fact(
     step: int, revision: int, value: float, components: Mapping[str, list[float]], cause: bytes
 ) -> bytes:
     """The canonical array of `REWARD_FIELDS`. `cause`: the first 16 bytes of the step's chain."""
-    return fact_of_body(step, revision, reward_body(value, components), cause)
+    return facts_of_bodies([step], revision, [reward_body(value, components)], [cause])[0]
 
 
-def fact_of_body(step: int, revision: int, body: bytes, cause: bytes) -> bytes:
-    """`reward_fact` with value and components already encoded."""
-    return b"\x85%b%b%b\x50%b" % (_uint(step), _uint(revision), body, cause)
+def facts_of_bodies(
+    steps: Iterable[int], revision: int, bodies: Iterable[bytes], causes: Iterable[bytes]
+) -> list[bytes]:
+    """`reward_fact` of many rows, with value and components already encoded; no Python a row."""
+    constant = repeat(b"\x85"), repeat(_uint(revision)), repeat(b"\x50")
+    parts = zip(
+        constant[0], map(_uint, steps), constant[1], bodies, constant[2], causes, strict=False
+    )
+    return list(map(b"".join, parts))
 
 
 def reward_body(value: float, components: Mapping[str, list[float]]) -> bytes:

@@ -11,6 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+LANE_FILL_SESSIONS = 256
+"""A lane takes so many sessions before the next lane of its worker gets any. A tick is a message,
+to the log and to the reward service and back, and most of what that costs is not its rows'."""
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
@@ -61,8 +65,10 @@ Rule = Callable[[Snapshot], list[Assignment]]
 
 
 def round_robin(snapshot: Snapshot) -> list[Assignment]:
-    """Spread sessions evenly: the lane with the fewest sessions first, then the least loaded
-    worker, then by name, so that equal snapshots give equal assignments.
+    """Spread sessions evenly over workers, and within each fill one lane after the other.
+
+    Lanes are filled by `LANE_FILL_SESSIONS` at a time: the one with the fewest such portions first,
+    then the least loaded worker, then by name, so that equal snapshots give equal assignments.
     """
     others_wait = not all(waiting.alone for waiting in snapshot.queue)
     alone = _places_alone(snapshot.workers, others_wait)
@@ -104,21 +110,22 @@ def _places_shared(workers: Sequence[WorkerLoad]) -> Iterator[tuple[str, str]]:
     """Places in the order in which they should be filled, each counted as it is given out."""
     loads = {worker.name: worker.sessions for worker in workers}
     capacities = {worker.name: worker.capacity_sessions for worker in workers}
+    counts = {(worker.name, lane): count for worker in workers for lane, count in worker.lanes}
     heap = [
-        (count, loads[worker.name], worker.name, lane)
-        for worker in workers
-        for lane, count in worker.lanes
+        (count // LANE_FILL_SESSIONS, loads[name], name, lane)
+        for (name, lane), count in counts.items()
     ]
     heapq.heapify(heap)
     while heap:
-        count, load, name, lane = heapq.heappop(heap)
+        portions, load, name, lane = heapq.heappop(heap)
         if loads[name] >= capacities[name]:
             continue
         if load != loads[name]:  # another lane of this worker took a session meanwhile
-            heapq.heappush(heap, (count, loads[name], name, lane))
+            heapq.heappush(heap, (portions, loads[name], name, lane))
             continue
         loads[name] += 1
-        heapq.heappush(heap, (count + 1, loads[name], name, lane))
+        counts[name, lane] += 1
+        heapq.heappush(heap, (counts[name, lane] // LANE_FILL_SESSIONS, loads[name], name, lane))
         yield name, lane
 
 

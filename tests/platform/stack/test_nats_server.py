@@ -14,6 +14,7 @@ from dsec.platform.stack.nats_server import (
     configuration,
     nats_server_process,
     server_info,
+    threads,
 )
 from dsec.platform.stack.ports import LOOPBACK, free_port
 from dsec.platform.stack.process import ChildProcess
@@ -75,3 +76,7 @@ async def test_another_server_on_the_port_is_not_taken_for_ours(
 def test_a_sync_interval_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StackError, match='The sync interval "soon" of nats-server'):
         configuration(options(tmp_path, sync_interval="soon"))
+
+
+def test_the_server_leaves_cores_to_the_services() -> None:
+    assert [threads(cores) for cores in (1, 2, 3, 8)] == [1, 1, 1, 4]

@@ -48,6 +48,18 @@ async def test_what_a_child_says_is_in_its_private_log(tmp_path: Path) -> None:
     assert child.spec.log_path.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a scheduling class of Linux")
+async def test_a_child_and_what_it_starts_take_no_core_from_whoever_computes(
+    tmp_path: Path,
+) -> None:
+    code = "import os; os.fork() and os.wait(); print(os.sched_getscheduler(0), flush=True)"
+    child = ChildProcess(python(tmp_path, code))
+    assert await child.wait_exit() == 0
+    lines = child.spec.log_path.read_text().splitlines()
+    assert lines == [str(os.SCHED_BATCH)] * 2
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
 async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(
     tmp_path: Path, eventually: Eventually
 ) -> None:

@@ -177,7 +177,7 @@ class StateProbe:
     __slots__ = (
         "_arrays",
         "_attributes",
-        "_counts",
+        "_count",
         "_generators",
         "_layers",
         "_plain",
@@ -197,7 +197,8 @@ class StateProbe:
     def _bind(self) -> None:
         layers = self._layers
         self._attributes = [layer.attributes for layer in layers]
-        self._counts = list(map(len, self._attributes))
+        # One that comes is seen by their number, one that goes by the reading.
+        self._count = sum(map(len, self._attributes))
         self._plain = [(itemgetter(*la.plain), la.attributes) for la in layers if la.plain]
         self._arrays = [(la.attributes, name, kind) for la in layers for name, kind in la.arrays]
         self._generators: list[tuple[dict[str, Any], str, Any, Callable[[], bytes]]] = [
@@ -223,7 +224,7 @@ class StateProbe:
         Raises:
             StateError: an attribute cannot be read.
         """
-        if list(map(len, self._attributes)) != self._counts:
+        if sum(map(len, self._attributes)) != self._count:
             self._plan()
         try:
             return self._read()
