@@ -21,7 +21,8 @@ import psycopg
 import uvloop
 
 from dsec.platform.bus import Message
-from dsec.platform.db import libpq_url, migrate
+from dsec.platform.db import libpq_url
+from dsec.platform.migrations import migrate
 from dsec.platform.stack.ports import free_port
 from dsec.platform.stack.postgres import PostgresOptions, prepare_postgres
 from dsec.platform.stack.process import ChildProcess

@@ -30,8 +30,8 @@ import asyncpg
 import uuid_utils
 
 from dsec.platform import log as reading
-from dsec.platform.db import migrate
 from dsec.platform.log import LogReader
+from dsec.platform.migrations import migrate
 from dsec.platform.stack.ports import free_port
 from dsec.platform.stack.postgres import PostgresOptions, prepare_postgres
 from dsec.platform.stack.process import ChildProcess

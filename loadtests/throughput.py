@@ -31,7 +31,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from dsec.client.client import Client
-from dsec.platform.db import async_engine, migrate
+from dsec.platform.db import async_engine
+from dsec.platform.migrations import migrate
 from dsec.platform.stack import ServiceCommand, Stack, StackOptions
 
 ENVIRONMENT = "CartPole-v1"

@@ -1,7 +1,7 @@
 """How Alembic runs here: on a connection it is handed, inside one transaction.
 
-`dsec.platform.db.migrate` opens the connection and holds the lock that lets only one of several
-starting services migrate; there is no alembic.ini and no offline mode.
+`dsec.platform.migrations.migrate` opens the connection and holds the lock that lets only one of
+several starting services migrate; there is no alembic.ini and no offline mode.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dsec.client.client import Client
 from dsec.client.publishing import RequestIncomplete
 from dsec.client.queries import Queries
 from dsec.platform.bus import Bus, BusUnavailable
-from dsec.platform.db import migrate
+from dsec.platform.migrations import migrate
 from dsec_contracts import SessionRequested
 from dsec_contracts.keys import session_time
 

@@ -14,7 +14,7 @@ import pytest
 
 from dsec.client.client import Client
 from dsec.client.verification import verify_sessions
-from dsec.platform.db import migrate
+from dsec.platform.migrations import migrate
 from dsec.reward.score import load_scorer
 from dsec.session.documents import AgentDocument, EnvDocument, RewardDocument, seal
 from dsec.session.io import SessionConfig

@@ -28,8 +28,8 @@ from dsec.env_runtime.settings import EnvRuntimeSettings
 from dsec.env_runtime.worker import Worker
 from dsec.platform.bus import Bus, Message
 from dsec.platform.clock import utc_now
-from dsec.platform.db import migrate
 from dsec.platform.log import LogReader
+from dsec.platform.migrations import migrate
 from dsec.platform.objects import ObjectStore
 from dsec.platform.stack.nats_server import NatsServerOptions, nats_server_process
 from dsec.platform.stack.ports import free_port

@@ -15,7 +15,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from dsec.platform import db
+from dsec.platform import migrations
 from dsec.platform.stack.ports import free_port
 from dsec.platform.stack.process import ChildProcess, ProcessSpec
 from dsec_contracts.keys import session_time
@@ -90,7 +90,7 @@ def server_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def log(server_url: str) -> Iterator[Log]:
     """An empty log on each of the servers."""
-    db.migrate(server_url)
+    migrations.migrate(server_url)
     with psycopg.connect(server_url, autocommit=True) as connection:
         yield Log(connection)
 
@@ -142,6 +142,6 @@ def community_url(community_folder: Path, tmp_path: Path) -> Iterator[str]:
 @pytest.fixture
 def community_log(community_url: str) -> Iterator[Log]:
     """An empty log under the `timescale` licence."""
-    db.migrate(community_url)
+    migrations.migrate(community_url)
     with psycopg.connect(community_url, autocommit=True, prepare_threshold=None) as connection:
         yield Log(connection)

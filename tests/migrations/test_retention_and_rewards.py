@@ -9,7 +9,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from dsec.platform import db
+from dsec.platform import db, migrations
 from dsec.platform.storage import LogStorage, log_storage
 from dsec_contracts import SYSTEM_SESSION
 
@@ -114,7 +114,7 @@ def test_what_is_old_is_dropped_and_never_an_open_session(log: Any) -> None:
 def test_the_apache_edition_has_plain_views_and_says_what_it_lacks(
     fresh_timescale_url: str,
 ) -> None:
-    db.migrate(fresh_timescale_url)
+    migrations.migrate(fresh_timescale_url)
     storage = log_storage(fresh_timescale_url)
     assert storage is not None
     assert (storage.hypertable, storage.licence, storage.features) == (True, "apache", False)
@@ -135,8 +135,8 @@ def test_who_may_not_make_the_extension_gets_native_partitions(
         connection.execute(f"create role {name} login password 'x'")
         connection.execute(f"grant create on schema public to {name}")
     host = fresh_timescale_url.rpartition("@")[2]
-    db.migrate(f"postgresql://{name}:x@{host}")
-    db.check_schema(fresh_timescale_url)
+    migrations.migrate(f"postgresql://{name}:x@{host}")
+    migrations.check_schema(fresh_timescale_url)
     assert "an administrator" in caplog.text
     assert log_storage(fresh_timescale_url) == LogStorage(False, None, None, False)
     with psycopg.connect(fresh_timescale_url, autocommit=True) as connection:
@@ -147,7 +147,7 @@ def test_plain_postgresql_is_named_and_so_is_a_database_without_a_log(
     fresh_database_url: str,
 ) -> None:
     assert log_storage(fresh_database_url) is None
-    db.migrate(fresh_database_url)
+    migrations.migrate(fresh_database_url)
     storage = log_storage(fresh_database_url)
     assert storage == LogStorage(False, None, None, False)
     assert "without TimescaleDB" in storage.sentence()
@@ -195,8 +195,8 @@ def test_the_community_edition_compresses_and_drops_finished_chunks(
 
 @pytest.mark.timescale_community
 def test_the_community_database_is_what_the_metadata_says(community_url: str) -> None:
-    db.migrate(community_url)
-    db.check_schema(community_url)
+    migrations.migrate(community_url)
+    migrations.check_schema(community_url)
     storage = log_storage(community_url)
     assert storage is not None
     assert (storage.hypertable, storage.licence, storage.features) == (True, "timescale", True)

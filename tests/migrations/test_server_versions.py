@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from dsec.platform import db
+from dsec.platform import migrations
 from dsec.platform.bus import Message
 from dsec.platform.log import LogReader, Position
 from dsec.platform.stack import postgres
@@ -113,8 +113,8 @@ async def test_an_extension_that_is_installed_and_not_loaded_is_left_alone(
 
 async def takes_everything(server_url: str) -> None:
     """Migrations, every example through COPY and through the stage, the reader and all views."""
-    await asyncio.to_thread(db.migrate, server_url)
-    await asyncio.to_thread(db.check_schema, server_url)
+    await asyncio.to_thread(migrations.migrate, server_url)
+    await asyncio.to_thread(migrations.check_schema, server_url)
     table = examples()
     last = max(table["sequence"].to_pylist())
     writer = await Writer.connect(server_url)

@@ -16,8 +16,9 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from dsec.platform.db import async_engine, migrate
+from dsec.platform.db import async_engine
 from dsec.platform.log import LogBehind, LogReader, LogUnavailable, Position
+from dsec.platform.migrations import migrate
 from dsec_contracts import SYSTEM_SESSION, canonical
 from dsec_contracts.keys import session_time
 

@@ -25,7 +25,7 @@ import pytest
 
 from dsec.platform.bus import Bus
 from dsec.platform.clock import utc_now
-from dsec.platform.db import migrate
+from dsec.platform.migrations import migrate
 from dsec.platform.stack.nats_server import NatsServerOptions, nats_server_process
 from dsec.platform.stack.ports import free_port
 from dsec.platform.stack.process import ChildProcess

@@ -18,7 +18,7 @@ import pytest
 
 from dsec.platform.bus import StreamOptions
 from dsec.platform.clock import utc_now
-from dsec.platform.db import migrate
+from dsec.platform.migrations import migrate
 from dsec.platform.stack.ports import free_port
 from dsec.platform.stack.postgres import PostgresOptions, prepare_postgres
 from dsec.platform.stack.process import ChildProcess

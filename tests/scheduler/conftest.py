@@ -24,7 +24,7 @@ from psycopg.rows import dict_row
 
 from dsec.platform.bus import Bus, Message
 from dsec.platform.clock import utc_now
-from dsec.platform.db import migrate
+from dsec.platform.migrations import migrate
 from dsec.platform.settings import Settings
 from dsec.recorder.leadership import Recorder
 from dsec.recorder.settings import RecorderSettings

@@ -20,7 +20,7 @@ import pytest
 
 from dsec.platform.bus import Bus, Message
 from dsec.platform.clock import utc_now
-from dsec.platform.db import migrate
+from dsec.platform.migrations import migrate
 from dsec.recorder.leadership import Recorder
 from dsec.recorder.settings import RecorderSettings
 from dsec.session.documents import ToolDocument, seal

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dsec.platform.bus import Bus
-from dsec.platform.db import migrate
+from dsec.platform.migrations import migrate
 from dsec.platform.stack import Endpoints, ServiceCommand, Stack
 from dsec.scheduler.settings import CONFIG_VARIABLE
 

@@ -20,7 +20,8 @@ from tenacity import (
 
 from dsec.platform.bus import Bus
 from dsec.platform.clock import utc_now
-from dsec.platform.db import DatabaseError, migrate
+from dsec.platform.db import DatabaseError
+from dsec.platform.migrations import migrate
 from dsec.platform.settings import configure_logging
 from dsec.platform.storage import log_storage
 from dsec.platform.telemetry import connect
