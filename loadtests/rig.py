@@ -1,0 +1,129 @@
+"""A whole embedded stack for a scenario: what `dsec up` starts, and its processes by what they are.
+
+Sessions are written as the files that a user would write. Everything lies in a folder of its own
+and is stopped at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from dsec.cli.services import service_commands, start
+from dsec.client.client import Client
+from dsec.platform.db import async_engine
+from dsec.platform.stack import Stack, StackOptions
+from dsec.platform.stack.state import Endpoints
+
+WORKER, ISOLATED = "worker", "isolated worker"
+SERVERS = ("nats-server", "postgres")
+
+
+@dataclass(frozen=True)
+class Rig:
+    """A running stack."""
+
+    directory: Path
+    endpoints: Endpoints
+    client: Client
+    engine: AsyncEngine
+
+    @property
+    def state_dir(self) -> Path:
+        """Where its servers keep their data."""
+        return self.directory / "state"
+
+    def processes(self) -> dict[str, list[psutil.Process]]:
+        """Its processes now, by what they are: `worker`, `reward`, `postgres`, ..."""
+        found: dict[str, list[psutil.Process]] = {}
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if (name := _name(process.cmdline())) is not None:
+                    found.setdefault(name, []).append(process)
+        return found
+
+    async def floor(self) -> int:
+        """The recorder's floor: everything up to here is committed."""
+        return await self.scalar("select sequence from log_floor order by epoch desc limit 1")
+
+    async def scalar(self, query: str, **parameters: object) -> int:
+        """The one number that a query gives; 0 for none."""
+        async with self.engine.connect() as connection:
+            found = await connection.execute(text(query), parameters)
+            return int(found.scalar() or 0)
+
+
+def _name(command: list[str]) -> str | None:
+    if not command:
+        return None
+    if "--worker" in command:
+        return ISOLATED if "--isolated" in command else WORKER
+    modules = [part for part in command if part.startswith("dsec.")]
+    if modules:
+        return modules[0].removeprefix("dsec.").replace("_", "-")
+    program = Path(command[0]).name
+    # The postmaster alone: its backends name themselves "postgres: what they do".
+    return program if program in SERVERS else None
+
+
+@contextlib.asynccontextmanager
+async def rig(
+    *, config: str = "", sync_interval: str = "1s", timescaledb: bool = False
+) -> AsyncIterator[Rig]:
+    """A stack that runs until the block is left.
+
+    Args:
+        config: the text of its scheduler.config.yaml.
+    """
+    with tempfile.TemporaryDirectory(prefix="dsec-loadtest-") as name:
+        directory = Path(name)
+        options = StackOptions(
+            directory / "state",
+            sync_interval=sync_interval,
+            timescaledb=timescaledb,
+            services=service_commands(),
+        )
+        (directory / "state").mkdir(mode=0o700)
+        if config:
+            (directory / "state" / "scheduler.config.yaml").write_text(config)
+        async with Stack(options, on_progress=lambda _: None) as stack:
+            endpoints = await start(stack, options.state_dir, None, lambda _: None)
+            engine = async_engine(endpoints.database_url)
+            async with Client(
+                nats_url=endpoints.nats_url,
+                database_url=endpoints.database_url,
+                object_store_url=endpoints.object_store_url,
+            ) as client:
+                yield Rig(directory, endpoints, client, engine)
+            await engine.dispose()
+
+
+def write_session(folder: Path, max_steps: int, files: Mapping[str, str], **keys: str) -> Path:
+    """A session's files; returns the path of session.yaml. `keys` are of session.yaml."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    lines = {"agent": "agent_spec.yaml", "env": "env_spec.yaml", "reward": "env"} | keys
+    lines |= {"seed": "1", "max_steps": str(max_steps)}
+    session = folder / "session.yaml"
+    session.write_text("".join(f"{key}: {value}\n" for key, value in lines.items()))
+    return session
+
+
+def say(line: str) -> None:
+    """Progress, apart from the result."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def portions(total: int, parts: int) -> Iterator[int]:
+    """A number in nearly equal parts."""
+    for n in range(parts):
+        yield total // parts + (1 if n < total % parts else 0)
