@@ -354,16 +354,9 @@ class Chaos:
         say(f"  the object store is away for {STORE_AWAY_S:g} s")
         self.tally.store_outages += 1
         away = place.rename(place.with_name(place.name + ".away"))
+        place.touch()  # in its place, or whoever writes would make it anew
         await asyncio.sleep(STORE_AWAY_S)
-        if place.is_dir():  # somebody made it anew: what it put there must not get lost
-            for path in sorted(place.rglob("*")):
-                if path.is_file():
-                    target = away / path.relative_to(place)
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    path.replace(target)
-            for path in sorted(place.rglob("*"), reverse=True):
-                path.rmdir()
-            place.rmdir()
+        place.unlink()
         away.rename(place)
 
 

@@ -7,6 +7,7 @@ and is stopped at the end.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -25,6 +26,20 @@ from dsec.platform.stack.state import Endpoints
 
 WORKER, ISOLATED = "worker", "isolated worker"
 SERVERS = ("nats-server", "postgres")
+
+LEANING = {
+    "agent.py": """
+class Agent:
+    def __init__(self, session_config):
+        pass
+
+    def step(self, observation):
+        return {"action": int(observation[2] > 0)}
+""",
+    "agent_spec.yaml": "entry: agent.py:Agent\n",
+    "env_spec.yaml": "entry: gymnasium:CartPole-v1\n",
+}
+"""The files of a cheap session without end: CartPole, and an agent that leans with the pole."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +91,19 @@ def _name(command: list[str]) -> str | None:
 
 @contextlib.asynccontextmanager
 async def rig(
-    *, config: str = "", sync_interval: str = "1s", timescaledb: bool = False
+    *,
+    config: str = "",
+    sync_interval: str = "1s",
+    timescaledb: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Rig]:
     """A stack that runs until the block is left.
 
     Args:
         config: the text of its scheduler.config.yaml.
+        environment: settings of its services, added to this process's own.
     """
+    os.environ.update(environment or {})
     with tempfile.TemporaryDirectory(prefix="dsec-loadtest-") as name:
         directory = Path(name)
         options = StackOptions(

@@ -18,6 +18,9 @@ class Culprit(Part):
 
     session_id: UUID
     step: int
+    suspect_only: bool | None = None
+    """True where SIGKILL from outside ended the worker, which says nothing of the code that ran:
+    the session is placed alone, and its deaths at one step are not counted against it."""
 
 
 class FencedFact(Part):

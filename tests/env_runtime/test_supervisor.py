@@ -51,6 +51,25 @@ def test_reasons(
         assert (death.culprit.session_id, death.culprit.step) == (SESSION, 5)
 
 
+@pytest.mark.parametrize(
+    ("code", "killed_for", "oom", "suspect_only"),
+    [
+        (-signal.SIGKILL, None, False, True),
+        (-signal.SIGKILL, None, True, None),
+        (-signal.SIGKILL, "step_deadline", False, None),
+        (-signal.SIGSEGV, None, False, None),
+        (3, None, False, None),
+    ],
+)
+def test_who_is_killed_from_outside_is_only_suspected(
+    code: int, killed_for: str | None, oom: bool, suspect_only: bool | None
+) -> None:
+    death = judge(code, RUNNING, killed_for, out_of_memory=oom)  # type: ignore[arg-type]
+    assert death is not None
+    assert death.culprit is not None
+    assert death.culprit.suspect_only is suspect_only
+
+
 def test_a_fenced_worker_is_no_news() -> None:
     assert judge(EXIT_FENCED, None, None, out_of_memory=False) is None
 

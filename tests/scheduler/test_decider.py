@@ -144,10 +144,19 @@ class Model:
         return next(p for p in found if isinstance(p, Place) and p.session_id == session_id(n))
 
     def fenced(
-        self, worker: str, reason: str = "signal", culprit: tuple[int, int] | None = None
+        self,
+        worker: str,
+        reason: str = "signal",
+        culprit: tuple[int, int] | None = None,
+        *,
+        suspect_only: bool | None = None,
     ) -> None:
         who = (
-            None if culprit is None else Culprit(session_id=session_id(culprit[0]), step=culprit[1])
+            None
+            if culprit is None
+            else Culprit(
+                session_id=session_id(culprit[0]), step=culprit[1], suspect_only=suspect_only
+            )
         )
         fact = FencedFact.model_validate({"worker": worker, "reason": reason, "culprit": who})
         self.see(WorkerFenced(fact=fact))
@@ -500,6 +509,21 @@ def test_the_culprit_is_placed_alone_and_ends_at_its_second_death(reason: str, c
     assert isinstance(end, End)
     assert (end.session_id, end.status, end.code) == (session_id(1), "failed", code)
     assert end.log_sequence == model.sequence
+
+
+def test_kills_from_outside_at_one_step_are_no_crash_and_bounded_all_the_same() -> None:
+    model = Model()
+    model.ask(request(1))
+    for n in range(LIMITS.max_restarts + 1):
+        model.beat(f"iso{n}", isolated=n > 0)
+        (found,) = model.tick()
+        assert isinstance(found, Place)
+        assert found.alone == (n > 0)
+        model.happens([found])
+        model.fenced(f"iso{n}", "signal", (1, 3), suspect_only=True)
+    (end,) = model.tick()
+    assert isinstance(end, End)
+    assert end.code == "agent_crashed"
 
 
 def test_deaths_at_different_steps_are_bounded_by_max_restarts() -> None:

@@ -53,6 +53,15 @@ WORKER_ENVIRONMENT = {
 }
 
 
+def oom_kills() -> int:
+    """How many processes the system has killed for memory so far; 0 where it does not say."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+
 @dataclass(slots=True)
 class Child:
     """A worker process."""
@@ -62,6 +71,8 @@ class Child:
     process: asyncio.subprocess.Process
     slot: RunningSlot
     began: float = field(default_factory=monotonic)
+    oom_kills: int = field(default_factory=oom_kills)
+    """Of the system, before it started."""
     killed_for: DeathReason | None = None
     fenced_at_s: float | None = None
 
@@ -83,10 +94,18 @@ def judge(
     Args:
         code: as `asyncio` gives it, negative for a signal.
         killed_for: why the supervisor killed the worker, if it did.
+        out_of_memory: the worker said so, or the system killed somebody for memory meanwhile.
     """
     if code == EXIT_FENCED:
         return None
-    culprit = None if running is None else Culprit(session_id=running.session_id, step=running.step)
+    # No crash is a SIGKILL, and user code is kept from sending it: an operator did, or a machine
+    # that is taken away.
+    outside = code == -signal.SIGKILL and killed_for is None and not out_of_memory
+    culprit = (
+        None
+        if running is None
+        else Culprit(session_id=running.session_id, step=running.step, suspect_only=outside or None)
+    )
     if killed_for is not None:
         return Death(killed_for, culprit, f"killed: {killed_for}")
     if out_of_memory or code == EXIT_OUT_OF_MEMORY:
@@ -143,7 +162,7 @@ class Supervisor:
                 code,
                 child.slot.read(),
                 child.killed_for,
-                out_of_memory=child.slot.is_out_of_memory,
+                out_of_memory=child.slot.is_out_of_memory or oom_kills() > child.oom_kills,
             )
             if child.fenced_at_s is not None:
                 death = None

@@ -169,7 +169,8 @@ def _fenced(state: SchedulerState, event: WorkerFenced, sequence: int) -> None:
         session.moved_sequence = sequence
         if fact.culprit is not None and fact.culprit.session_id == session_id:
             step = fact.culprit.step
-            session.deaths[step] = session.deaths.get(step, 0) + 1
+            if not fact.culprit.suspect_only:
+                session.deaths[step] = session.deaths.get(step, 0) + 1
             session.death_reason = fact.reason
             session.restarts += 1
             session.alone = True

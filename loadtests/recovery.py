@@ -1,0 +1,110 @@
+"""Seconds from the kill of each process until the throughput is back.
+
+    python loadtests/recovery.py --rounds 3 --json
+
+Sessions run on one embedded stack; every process is killed with SIGKILL in turn. It is back when
+durable, rewarded steps have come at half of the rate before the kill for two seconds: half, since
+the machine's own speed drifts. What is reported is the time until that began. Steps are counted of
+every sixteenth session, since the count itself takes its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from uuid import UUID
+
+from dsec_contracts.keys import session_time
+from rig import LEANING, WORKER, Rig, rig, say, write_session
+
+CONFIG = "worker_deaths_max: 100000\nsession_lifecycle: {max_restarts: 1000}\n"
+TARGETS = (WORKER, "env-runtime", "scheduler", "reward", "recorder", "nats-server", "postgres")
+STEPS = 1_000_000
+BEFORE_S, POLL_S, HELD_S = 6.0, 0.25, 2.0
+BACK_SHARE = 0.5
+EVERY = 16
+BACK_S_MAX = 90.0
+
+
+async def rewarded(stack: Rig, ids: Sequence[UUID]) -> int:
+    """Durable, rewarded steps of some sessions so far."""
+    return await stack.scalar(
+        "select count(*) from event_log where session_id = any(:ids) "
+        "and session_at = any(:times) and kind = 'reward.scored'",
+        ids=list(ids),
+        times=[session_time(session_id) for session_id in ids],
+    )
+
+
+async def rate(stack: Rig, ids: Sequence[UUID], seconds: float) -> float:
+    """Steps a second."""
+    low, began = await rewarded(stack, ids), time.perf_counter()
+    await asyncio.sleep(seconds)
+    return (await rewarded(stack, ids) - low) / (time.perf_counter() - began)
+
+
+async def back_after_s(stack: Rig, ids: Sequence[UUID], wanted: float) -> float:
+    """Until steps come at the wanted rate again, and go on so."""
+    began = time.perf_counter()
+    seen: deque[tuple[float, int]] = deque()
+    while (now := time.perf_counter() - began) < BACK_S_MAX:
+        try:
+            at = await rewarded(stack, ids)
+        except Exception as error:  # noqa: BLE001 - the database may be what was killed
+            say(f"  {type(error).__name__}")
+            seen.clear()
+            await asyncio.sleep(POLL_S)
+            continue
+        seen.append((now, at))
+        while now - seen[0][0] > HELD_S + POLL_S:
+            seen.popleft()
+        first_s, first = seen[0]
+        if now - first_s >= HELD_S and (at - first) / (now - first_s) >= wanted:
+            return first_s
+        await asyncio.sleep(POLL_S)
+    raise SystemExit(f"not back within {BACK_S_MAX:g} s")
+
+
+async def measure(sessions: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Each process, so often."""
+    found: dict[str, list[float]] = {name: [] for name in TARGETS}
+    async with rig(config=CONFIG) as stack:
+        session = write_session(stack.directory / "case", STEPS, LEANING)
+        group = await stack.client.request(session, count=sessions)
+        some = group.session_ids[::EVERY]
+        await asyncio.sleep(BEFORE_S)
+        for _ in range(rounds):
+            for name in TARGETS:
+                before = await rate(stack, some, BEFORE_S)
+                for process in stack.processes()[name]:
+                    process.kill()
+                seconds = await back_after_s(stack, some, before * BACK_SHARE)
+                say(f"{name}: {seconds:.1f} s")
+                found[name].append(seconds)
+        await stack.client.cancel(group.session_ids)
+    return {
+        name: {"median_s": round(statistics.median(all_), 1), "worst_s": round(max(all_), 1)}
+        for name, all_ in found.items()
+    }
+
+
+def main() -> int:
+    """Measure as the arguments say."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sessions", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    found = asyncio.run(measure(arguments.sessions, arguments.rounds))
+    print(json.dumps(found) if arguments.json else found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
