@@ -29,6 +29,7 @@ STEPS = 1_000_000
 BEFORE_S, POLL_S, HELD_S = 6.0, 0.25, 2.0
 BACK_SHARE = 0.5
 EVERY = 16
+WARM_STEPS = 50
 BACK_S_MAX = 90.0
 
 
@@ -78,7 +79,8 @@ async def measure(sessions: int, rounds: int) -> dict[str, dict[str, float]]:
         session = write_session(stack.directory / "case", STEPS, LEANING)
         group = await stack.client.request(session, count=sessions)
         some = group.session_ids[::EVERY]
-        await asyncio.sleep(BEFORE_S)
+        while await rewarded(stack, some) < WARM_STEPS * len(some):  # noqa: ASYNC110 - a query
+            await asyncio.sleep(1)
         for _ in range(rounds):
             for name in TARGETS:
                 before = await rate(stack, some, BEFORE_S)

@@ -18,6 +18,7 @@ import pyarrow as pa
 from pgpq import ArrowToPostgresBinaryEncoder
 from psycopg import sql
 
+from dsec.platform.crash_points import reached
 from dsec.platform.db import RECORDER_LOCK
 from dsec.recorder.connection import connect
 from dsec.recorder.rows import SCHEMA, Parked
@@ -203,6 +204,8 @@ class Writer:
                 await cursor.execute(
                     _FLOOR, (commit.sequence, commit.message_time, commit.epoch, commit.sequence)
                 )
+            reached("commit.before")
+        reached("commit.after")
         return aside
 
     async def _merge(self, cursor: psycopg.AsyncCursor[Any], data: bytes) -> list[Aside]:

@@ -10,6 +10,7 @@ from nats.aio.msg import Msg
 from pydantic import ValidationError
 
 from dsec.platform.bus.errors import BadMessage, BusError
+from dsec.platform.crash_points import reached
 from dsec_contracts.catalog import parse
 from dsec_contracts.envelope import Envelope, EnvelopeError, Event
 
@@ -85,7 +86,9 @@ class Message:
 
     async def ack(self) -> None:
         """Done. Fire and forget: a lost acknowledgement means one more delivery."""
+        reached("ack.before")
         await self._raw.ack()
+        reached("ack.after")
 
     async def nak(self, delay_s: float) -> None:
         """Not now; deliver again after `delay_s`."""

@@ -21,6 +21,7 @@ from dsec.platform.bus.errors import (
 )
 from dsec.platform.bus.message import Message
 from dsec.platform.bus.retry import AWAY, PUBLISHING
+from dsec.platform.crash_points import reached
 from dsec_contracts import subjects
 from dsec_contracts.envelope import Envelope, Event
 
@@ -105,7 +106,11 @@ class Publisher:
             headers["Nats-Expected-Last-Subject-Sequence-Subject"] = subjects.fence(fence)
         elif expected_sequence is not None:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(expected_sequence)
-        return await self._send(subject, event.body(), headers, refusal)
+        name = event.event_name()
+        reached(f"publish.{name}.before")
+        position = await self._send(subject, event.body(), headers, refusal)
+        reached(f"publish.{name}.after")
+        return position
 
     async def publish_raw(self, subject: str, data: bytes, headers: dict[str, str]) -> int:
         """Publish bytes (a fence, a dead letter) into the stream."""
@@ -123,7 +128,10 @@ class Publisher:
 
     async def fence(self, worker: str, source: str) -> int:
         """Refuse all later publishes of a worker. What it got in before counts."""
-        return await self.publish_raw(subjects.fence(worker), b"", {"ce-source": source})
+        reached("fence.before")
+        position = await self.publish_raw(subjects.fence(worker), b"", {"ce-source": source})
+        reached("fence.after")
+        return position
 
     async def dead_letter(self, message: Message, consumer: str, error: str) -> None:
         """Put a message aside for people, with its error, bytes and headers."""
