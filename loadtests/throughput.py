@@ -22,7 +22,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from uuid import UUID
 
@@ -91,6 +93,16 @@ def raw_steps_per_s(seconds: float = RAW_SECONDS) -> float:
                 observation, _ = env.reset()
         steps += 1000
     return steps / (time.perf_counter() - began)
+
+
+def cores_worth() -> float:
+    """How many cores' work this machine does when all are busy: bare loops at once, one a core,
+    over one alone. What the system calls cores are often two threads of one."""
+    alone = raw_steps_per_s(1.0)
+    cores = os.cpu_count() or 1
+    with ProcessPoolExecutor(cores, get_context("spawn")) as pool:
+        together = sum(pool.map(raw_steps_per_s, [2.0] * cores))
+    return together / alone
 
 
 def workers_memory_bytes() -> int:
@@ -209,6 +221,7 @@ async def measure(n: int, sync: str, pairs: int, steps_total: int) -> dict[str, 
     """One row of the result."""
     batches: list[Batch] = []
     raws: list[float] = []
+    worth: list[float] = []
     with tempfile.TemporaryDirectory(prefix="dsec-throughput-") as name:
         directory = Path(name)
         session = write_specs(directory, max(steps_total // n, 40))
@@ -228,10 +241,12 @@ async def measure(n: int, sync: str, pairs: int, steps_total: int) -> dict[str, 
                 for number in range(pairs):
                     one = await batch(client, engine, session, n)
                     raw = await asyncio.to_thread(raw_steps_per_s)
+                    worth.append(await asyncio.to_thread(cores_worth))
                     print(
                         f"{n} sessions, sync {sync}, pair {number + 1}: "
                         f"{one.steps_per_s:,.0f} durable, {raw:,.0f} raw, "
-                        f"ratio {one.steps_per_s / raw:.3f}, CPU us a step {one.cpu_us_per_step}",
+                        f"ratio {one.steps_per_s / raw:.3f}, CPU us a step {one.cpu_us_per_step}, "
+                        f"{os.cpu_count()} cores do the work of {worth[-1]:.2f}",
                         file=sys.stderr,
                     )
                     batches.append(one)
@@ -247,6 +262,7 @@ async def measure(n: int, sync: str, pairs: int, steps_total: int) -> dict[str, 
         "ratio": round(statistics.median(ratios), 3),
         "bytes_per_session": batches[0].bytes_per_session,
         "cpu_us_per_step": batches[-1].cpu_us_per_step,
+        "cores_worth": round(statistics.median(worth), 2),
     }
 
 
