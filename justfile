@@ -31,6 +31,11 @@ fix:
 freeze:
     python -m dsec_contracts.freeze --write
 
+# Write the users and permissions of a NATS server of one's own
+nats-users:
+    mkdir -p deploy/nats
+    python -m dsec.platform.nats_users > deploy/nats/authorization.conf
+
 # Steps a second beside a bare loop; arguments go to the script
 throughput *arguments:
     python loadtests/throughput.py {{arguments}}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import numpy as np
@@ -176,9 +178,14 @@ def test_specs_metrics_and_status(stack: RunningStack, equal: list[str]) -> None
     assert status["state"] == "running"
     assert {p["name"] for p in status["processes"]} >= {"recorder", "scheduler", "reward"}
     masked = stack.dsec("status").stdout
-    password = status["endpoints"]["nats_url"].partition("dsec:")[2].partition("@")[0]
-    assert password
-    assert password not in masked
+    variables = stack.json("env")
+    for name in ("DSEC_NATS_URL", "DSEC_DATABASE_URL"):
+        password = urlsplit(variables[name]).password
+        assert password
+        assert password not in masked
+        assert password not in json.dumps(status)
+        assert f"export {name}={variables[name]}" in stack.dsec("env").stdout.splitlines()
+    assert urlsplit(variables["DSEC_NATS_URL"]).username == "dsec-client"
 
 
 def test_a_second_stack_on_the_directory_is_refused(stack: RunningStack) -> None:

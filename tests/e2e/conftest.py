@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -30,6 +31,11 @@ class RunningStack:
     nats_url: str
     database_url: str
     object_store_url: str
+
+    def nats_url_of(self, user: str) -> str:
+        """The URL of a user of the embedded NATS server; `dsec` may do everything."""
+        passwords = json.loads((self.state_dir / "nats-passwords.json").read_text())
+        return f"nats://{user}:{passwords[user]}@{self.nats_url.rpartition('@')[2]}"
 
     def sql(self, query: str, **parameters: Any) -> list[dict[str, Any]]:
         """Rows of a query."""

@@ -28,7 +28,7 @@ async def publish(stack: Any, event_type: str, key: str, body: bytes) -> str:
     """Publish bare bytes with CloudEvents headers, as another system would."""
     event_id = uuid.uuid4().hex
     name = event_type.rpartition(".")[0]
-    connection = await nats.connect(stack.nats_url)
+    connection = await nats.connect(stack.nats_url_of("dsec"))  # a client may not send all of it
     try:
         await connection.jetstream().publish(
             f"dsec.{name}.{key}",

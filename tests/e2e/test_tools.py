@@ -120,7 +120,7 @@ def _dsec(stack: Any, *arguments: str) -> Any:
         [*DSEC, *arguments, "--json"],
         env={
             **os.environ,
-            "DSEC_NATS_URL": stack.nats_url,
+            "DSEC_NATS_URL": stack.nats_url_of("dsec-tool"),
             "DSEC_DATABASE_URL": stack.database_url,
             "DSEC_OBJECT_STORE_URL": stack.object_store_url,
         },

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dsec.platform.bus import Bus
 from dsec.platform.migrations import migrate
+from dsec.platform.roles import OPERATOR
 from dsec.platform.stack import Endpoints, ServiceCommand, Stack
 from dsec.scheduler.settings import CONFIG_VARIABLE
 
@@ -40,7 +41,7 @@ async def start(
     endpoints = await stack.start_servers()
     await asyncio.to_thread(migrate, endpoints.database_url)
     # Made here and not by the first service: a request may come as soon as this returns.
-    bus = await Bus.connect(endpoints.nats_url, "up")
+    bus = await Bus.connect(stack.nats_url_of(OPERATOR), "up")
     try:
         await bus.ensure_stream()
     finally:

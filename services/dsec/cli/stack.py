@@ -13,10 +13,11 @@ from typing import Any
 
 import click
 from rich.table import Table
-from sqlalchemy import make_url
 
 from dsec.cli.answer import Refused, answers, err, exit_with, json_option, out, say_json
+from dsec.doctor.hiding import shown
 from dsec.platform.stack import (
+    Endpoints,
     StackOptions,
     StackStatus,
     default_state_dir,
@@ -235,8 +236,8 @@ def status(state_dir: Path | None, as_json: bool) -> None:
     if found.processes:
         out.print(_process_table(found))
     if found.endpoints is not None:
-        out.print(f"NATS        {_masked(found.endpoints.nats_url)}", soft_wrap=True)
-        out.print(f"PostgreSQL  {_masked(found.endpoints.database_url)}", soft_wrap=True)
+        out.print(f"NATS        {shown(found.endpoints.nats_url)}", soft_wrap=True)
+        out.print(f"PostgreSQL  {shown(found.endpoints.database_url)}", soft_wrap=True)
         out.print(f"objects     {found.endpoints.object_store_url}", soft_wrap=True)
     if storage is not None:
         out.print(storage, soft_wrap=True, highlight=False)
@@ -289,12 +290,14 @@ def _status_json(found: StackStatus) -> dict[str, Any]:
         "state": found.state,
         "state_dir": str(found.state_dir),
         "since": found.since,
-        "endpoints": asdict(found.endpoints) if found.endpoints is not None else None,
+        "endpoints": _shown_endpoints(found.endpoints),
         "processes": [asdict(process) for process in found.processes],
         "problem": found.problem,
     }
 
 
-def _masked(url: str) -> str:
-    """A URL without its password; `--json` has the whole."""
-    return make_url(url).render_as_string(hide_password=True)
+def _shown_endpoints(endpoints: Endpoints | None) -> dict[str, str] | None:
+    """Without users and passwords, which `dsec env` prints."""
+    if endpoints is None:
+        return None
+    return {name: shown(url) for name, url in asdict(endpoints).items()}

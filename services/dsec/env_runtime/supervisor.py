@@ -308,6 +308,6 @@ async def serve(settings: EnvRuntimeSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     bus = await Bus.connect(settings.nats_url, f"env-runtime-{settings.node}")
-    await bus.ensure_stream()
+    await bus.await_stream()
     await Supervisor(settings, bus, os.environ).run(stop)
     await bus.close()

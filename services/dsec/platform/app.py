@@ -40,8 +40,10 @@ from faststream.nats import JStream, NatsBroker, PullSub
 from faststream.nats.subscriber.usecases import PullStreamSubscriber
 from nats.aio.msg import Msg
 
-from dsec.platform.bus import Bus, BusError, Consumer, Message
+from dsec.platform.bus import Bus, BusError, Consumer, Message, NotPermitted
+from dsec.platform.bus.refusals import refusal
 from dsec.platform.cancellation import cancelled
+from dsec.platform.roles import inbox_prefix
 from dsec_contracts import subjects
 
 log = logging.getLogger(__name__)
@@ -84,6 +86,7 @@ class ServiceApp:
         self._begun_s = 0.0
         self._ended = asyncio.Event()
         self._closed = False
+        self._refused: NotPermitted | None = None
         self._stopping = False
         self._parked = asyncio.Event()
         self._release = asyncio.Event()
@@ -96,6 +99,7 @@ class ServiceApp:
             reconnect_time_wait=1,
             connect_timeout=2,
             error_cb=self._on_error,
+            inbox_prefix=inbox_prefix(nats_url),
             closed_cb=self._on_closed,
             graceful_timeout=1,  # handlers have been waited for by then
             apply_types=False,
@@ -142,6 +146,7 @@ class ServiceApp:
 
         Raises:
             ConnectionClosed, ConsumerStalled: only a new process helps.
+            NotPermitted: the server refuses what a handler needs; a new process tries again.
         """
         loop = asyncio.get_running_loop()
         self._begun_s = loop.time()
@@ -155,6 +160,8 @@ class ServiceApp:
             await asyncio.wait({ended, stopped, watch}, return_when=asyncio.FIRST_COMPLETED)
             if self._closed:
                 raise ConnectionClosed("the connection to the bus was closed")
+            if self._refused is not None:
+                raise self._refused
             if watch.done():
                 watch.result()
         finally:
@@ -216,7 +223,12 @@ class ServiceApp:
         subscription.fetch = guarded
 
     async def _on_error(self, error: Exception) -> None:
-        log.warning("bus: %r", error)
+        refused = refusal(error)
+        if refused is None:
+            log.warning("bus: %r", error)
+        else:
+            self._refused = refused
+            self._ended.set()
 
     async def _on_closed(self) -> None:
         self._closed = True

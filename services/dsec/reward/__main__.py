@@ -48,7 +48,7 @@ async def score_until_stopped(
     telemetry = connect(settings, "reward", settings.reward_replica)
     functions = Isolation(settings.reward_deadline_s, settings.reward_memory_bytes_max)
     try:
-        await bus.ensure_stream()
+        await bus.await_stream()
         patience = Patience(settings.reward_absent_s_max)
         specs = Specs(source, patience=patience, kept_max=settings.reward_specs_max)
         blobs = blob_source(objects, patience)

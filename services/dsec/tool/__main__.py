@@ -36,7 +36,7 @@ async def serve(settings: ToolSettings) -> int:
     bus = await Bus.connect(settings.nats_url, name)
     processes = Processes(settings.tool_memory_bytes_max, settings.tool_idle_processes_max)
     try:
-        await bus.ensure_stream()
+        await bus.await_stream()
         caller = _caller(settings, bus, reader, ObjectStore(url) if url else None, processes)
         app = ServiceApp(
             bus,

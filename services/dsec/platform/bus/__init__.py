@@ -13,6 +13,7 @@ from dsec.platform.bus.errors import (
     BadMessage,
     BusError,
     BusUnavailable,
+    NotPermitted,
     PublishRefused,
     TooLarge,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "ConsumerState",
     "Lease",
     "Message",
+    "NotPermitted",
     "PublishRefused",
     "Signals",
     "StreamOptions",

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Literal, Self
 
-import nats
 import nats.errors
 import nats.js.errors
-from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from nats.js import api
 
@@ -21,18 +18,21 @@ from dsec.platform.bus.consumer import ACK_WAIT_S, Consumer, ConsumerState
 from dsec.platform.bus.errors import BusUnavailable
 from dsec.platform.bus.lease import Lease
 from dsec.platform.bus.publisher import Publisher
-from dsec.platform.bus.retry import CONNECTING
-from dsec.platform.bus.stream import Stream, StreamOptions, StreamState
+from dsec.platform.bus.refusals import GuardedClient
+from dsec.platform.bus.retry import AWAY, CONNECTING
+from dsec.platform.bus.stream import NoStream, Stream, StreamOptions, StreamState
+from dsec.platform.roles import inbox_prefix
 from dsec_contracts import subjects
 
-log = logging.getLogger(__name__)
+SUBSCRIBE_WAIT_S = 2
 
 
 class Bus(Publisher):
     """A connection to the bus."""
 
-    def __init__(self, nc: NatsClient, name: str) -> None:
+    def __init__(self, nc: GuardedClient, name: str) -> None:
         super().__init__(nc)
+        self._guarded = nc
         self._stream = Stream(nc, self._js)
         self.name = name
 
@@ -44,21 +44,20 @@ class Bus(Publisher):
             BusUnavailable: no server for as long as `CONNECTING` waits.
         """
 
-        async def on_error(error: Exception) -> None:
-            log.warning("bus: %r", error)
-
         try:
             # The client that reconnects for ever also connects for ever, the first time.
             async with asyncio.timeout(CONNECTING.wait_s_max):
                 async for attempt in CONNECTING.attempts():
                     with attempt:
-                        nc = await nats.connect(
+                        nc = GuardedClient()
+                        await nc.connect(
                             url,
                             name=name,
-                            error_cb=on_error,
+                            error_cb=nc.on_error,
+                            inbox_prefix=inbox_prefix(url),
                             allow_reconnect=True,
                             max_reconnect_attempts=-1,
-                            reconnect_time_wait=0.2,
+                            reconnect_time_wait=0.2,  # type: ignore[arg-type]
                             connect_timeout=2,
                         )
         except (OSError, nats.errors.Error, TimeoutError) as error:
@@ -89,6 +88,19 @@ class Bus(Publisher):
             BusError: a setting that cannot be changed differs.
         """
         await self._stream.ensure(options or StreamOptions())
+
+    async def await_stream(self) -> None:
+        """Wait until somebody who may has made the stream.
+
+        Raises:
+            BusError: nobody has for as long as `CONNECTING` waits.
+        """
+        try:
+            async for attempt in CONNECTING.attempts(NoStream):
+                with attempt:
+                    await self._stream.state()
+        except AWAY as error:
+            raise BusUnavailable(f"the stream cannot be asked for: {error!r}") from error
 
     async def stream_state(self) -> StreamState:
         """What the stream holds."""
@@ -129,9 +141,13 @@ class Bus(Publisher):
         Raises:
             BusError: an existing one differs in a setting that cannot be changed.
         """
+        # A single subject stands in the subject of the call too, where permissions can name it.
+        [single], several = (filters, None) if len(filters) == 1 else ([None], filters)
         config = api.ConsumerConfig(
+            name=name,
             durable_name=name,
-            filter_subjects=filters,
+            filter_subject=single,
+            filter_subjects=several,
             ack_policy=api.AckPolicy(ack),
             ack_wait=ack_wait_s if ack != "none" else None,
             max_ack_pending=max_ack_pending if ack != "none" else None,
@@ -157,12 +173,19 @@ class Bus(Publisher):
     async def listen(
         self, subject: str, callback: Callable[[Mapping[str, str], bytes], Awaitable[None]]
     ) -> None:
-        """Hear transient messages (heartbeats)."""
+        """Hear transient messages (heartbeats).
+
+        Raises:
+            NotPermitted: the server does not let this user.
+        """
 
         async def on_message(raw: Msg) -> None:
             await callback(raw.headers or {}, raw.data)
 
         await self._nc.subscribe(subject, cb=on_message)
+        with contextlib.suppress(*AWAY):  # refused or not: it is subscribed to on every connection
+            await self._guarded.heard_out(SUBSCRIBE_WAIT_S)
+        self._guarded.raise_if_refused(subject)
 
     async def lease(self, key: str, holder: str, ttl_s: float) -> Lease:
         """A lease on `key` that runs out `ttl_s` after its last renewal."""

@@ -120,10 +120,14 @@ def _state(info: api.ConsumerInfo) -> ConsumerState:
 
 
 def _differs(live: api.ConsumerConfig, wanted: api.ConsumerConfig) -> bool:
-    live_filters = live.filter_subjects or ([live.filter_subject] if live.filter_subject else [])
     return (
-        sorted(live_filters) != sorted(wanted.filter_subjects or [])
+        _filters(live) != _filters(wanted)
         or live.ack_policy != wanted.ack_policy
         or (wanted.ack_wait is not None and live.ack_wait != wanted.ack_wait)
         or (wanted.max_ack_pending is not None and live.max_ack_pending != wanted.max_ack_pending)
     )
+
+
+def _filters(config: api.ConsumerConfig) -> list[str]:
+    single = [config.filter_subject] if config.filter_subject else []
+    return sorted(config.filter_subjects or single)

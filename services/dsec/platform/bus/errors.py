@@ -15,6 +15,18 @@ class BusUnavailable(BusError):
     """The bus could not be reached in time."""
 
 
+class NotPermitted(BusError):
+    """The server does not let this connection's user do that."""
+
+    def __init__(self, verb: str, subject: str) -> None:
+        super().__init__(
+            f"the NATS server does not let this user {verb} {subject}: DSEC_NATS_URL names a user "
+            "that may not, or the server's permissions are older than this version"
+        )
+        self.verb = verb
+        self.subject = subject
+
+
 class PublishRefused(BusError):
     """The server refused a publish: the writer is fenced, or somebody wrote before it."""
 

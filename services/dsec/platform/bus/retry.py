@@ -31,12 +31,12 @@ class Retry:
     wait_s_max: float
     pause_s_max: float
 
-    def attempts(self) -> AsyncRetrying:
-        """Attempts for as long as the bus is away; then the last error as it was."""
+    def attempts(self, *more: type[Exception]) -> AsyncRetrying:
+        """Attempts for as long as the bus is away, or says one of `more`; then the last error."""
         return AsyncRetrying(
             stop=stop_after_delay(self.wait_s_max),
             wait=wait_random_exponential(multiplier=PAUSE_S_MIN, max=self.pause_s_max),
-            retry=retry_if_exception_type(AWAY),
+            retry=retry_if_exception_type((*AWAY, *more)),
             reraise=True,
         )
 

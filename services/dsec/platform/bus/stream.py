@@ -86,6 +86,16 @@ class _Refused(BusError):
         self.code = error.get("err_code")
 
 
+class NoStream(_Refused):
+    """It was not made yet."""
+
+    def __init__(self, call: str, error: dict[str, Any]) -> None:
+        super().__init__(call, error)
+        self.args = (
+            f"the NATS server has no stream {subjects.STREAM}: the recorder and `dsec up` make it",
+        )
+
+
 class Stream:
     """The one stream, through a connection."""
 
@@ -120,10 +130,8 @@ class Stream:
         """What the stream may grow to; None: there is none yet."""
         try:
             return (await self.state()).max_bytes
-        except _Refused as refused:
-            if refused.code == _NO_STREAM:
-                return None
-            raise
+        except NoStream:
+            return None
 
     async def _update(self, options: StreamOptions) -> None:
         try:
@@ -181,7 +189,8 @@ class Stream:
         reply = await self._nc.request(subject, data, timeout=REQUEST_TIMEOUT_S)
         result: dict[str, Any] = json.loads(reply.data)
         if "error" in result:
-            raise _Refused(call, result["error"])
+            none = result["error"].get("err_code") == _NO_STREAM
+            raise (NoStream if none else _Refused)(call, result["error"])
         return result
 
 

@@ -2,6 +2,7 @@
 
 The binary comes with a pip package, so nothing has to be installed beside it. It listens on
 loopback only and asks for a password, because on a shared machine loopback belongs to everybody.
+Each service has a user of its own, who may do what that service needs and nothing else.
 A single node has no replica to recover from, so how often it syncs its files is a setting.
 """
 
@@ -14,16 +15,18 @@ import os
 import re
 import shutil
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from dsec.platform.nats_users import authorization
+from dsec.platform.roles import OPERATOR
 from dsec.platform.stack.errors import StackError, os_failure
 from dsec.platform.stack.files import write_private
 from dsec.platform.stack.ports import LOOPBACK
 from dsec.platform.stack.process import ProcessSpec
 
 NATS_SERVER = "nats-server"
-USER = "dsec"
 MAX_PAYLOAD_BYTES = 1024 * 1024
 SERVER_NAME_BYTES = 8
 CONTROL_LINE_BYTES_MAX = 64 * 1024
@@ -40,19 +43,21 @@ class NatsServerOptions:
     """One server: `directory` holds its configuration and store, and is its own alone.
 
     `sync_interval` is how often files are synced to disk ("1s", "2m", …), or "always" for every
-    message.
+    message. `password` is the operator's, who may do everything; `user_passwords` has those of the
+    services' users, and a user without one is not there.
     """
 
     directory: Path
     log_path: Path
     port: int
-    password: str
+    password: str = field(repr=False)
     sync_interval: str = "1s"
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    user_passwords: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         # Clients take the password from the URL as it stands, without decoding it.
-        if not URL_SAFE.fullmatch(self.password):
+        if not all(map(URL_SAFE.fullmatch, self.passwords.values())):
             raise ValueError("a password of nats-server holds letters, digits, '_' and '-' only")
 
     @property
@@ -60,9 +65,18 @@ class NatsServerOptions:
         return self.directory / "nats-server.conf"
 
     @property
+    def passwords(self) -> dict[str, str]:
+        """By user."""
+        return {OPERATOR: self.password, **self.user_passwords}
+
+    @property
     def url(self) -> str:
-        """The URL that clients connect to, password included."""
-        return f"nats://{USER}:{self.password}@{LOOPBACK}:{self.port}"
+        """The operator's URL, password included."""
+        return self.url_of(OPERATOR)
+
+    def url_of(self, user: str) -> str:
+        """The URL by which a user connects, password included."""
+        return f"nats://{user}:{self.passwords[user]}@{LOOPBACK}:{self.port}"
 
     @property
     def server_name(self) -> str:
@@ -133,10 +147,7 @@ def configuration(options: NatsServerOptions) -> str:
 server_name: {options.server_name}
 listen: "{LOOPBACK}:{options.port}"
 max_payload: {options.max_payload_bytes}
-authorization {{
-  user: {USER}
-  password: {quoted(options.password)}
-}}
+{authorization({user: quoted(password) for user, password in options.passwords.items()})}\
 jetstream {{
   store_dir: {quoted(options.directory / "store")}
   sync_interval: {quoted(options.sync_interval)}

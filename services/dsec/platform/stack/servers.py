@@ -6,9 +6,11 @@ server that the user gave by URL is not in the list.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 
+from dsec.platform.nats_users import users
+from dsec.platform.roles import CLIENT, OPERATOR, role_of_service
 from dsec.platform.stack.errors import StackError
 from dsec.platform.stack.nats_server import NATS_SERVER, NatsServerOptions, nats_server_process
 from dsec.platform.stack.options import StackOptions
@@ -20,10 +22,14 @@ from dsec.platform.stack.timescale import timescale_programs
 
 @dataclass(frozen=True)
 class PreparedServer:
-    """How to run a server, and the URL it is reached at once it is ready."""
+    """How to run a server, and the URL it is reached at once it is ready.
+
+    `user_urls`: for the users of a server that has several, by user.
+    """
 
     spec: ProcessSpec
     url: str
+    user_urls: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ def embedded_servers(
     Raises:
         StackError: what was asked for does not fit together, or does not fit what is there.
     """
-    password = state.password()
+    passwords = state.nats_passwords(users())
     with_timescale = _with_timescale(options, state)
 
     async def nats(port: int) -> PreparedServer:
@@ -51,17 +57,20 @@ def embedded_servers(
             directory=state.path / "nats",
             log_path=state.log_path(NATS_SERVER),
             port=port,
-            password=password,
+            password=passwords[OPERATOR],
+            user_passwords={user: passwords[user] for user in passwords if user != OPERATOR},
             sync_interval=options.sync_interval,
         )
-        return PreparedServer(nats_server_process(server), server.url)
+        urls = {user: server.url_of(user) for user in passwords}
+        client = urls[role_of_service(CLIENT).user]
+        return PreparedServer(nats_server_process(server), client, urls)
 
     async def postgres(port: int) -> PreparedServer:
         server = PostgresOptions(
             directory=state.timescale_dir if with_timescale else state.postgres_dir,
             log_path=state.log_path(POSTGRES),
             port=port,
-            password=password,
+            password=state.password(),
         )
         programs = None
         if with_timescale:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+from dsec.platform.roles import role_of_service
 from dsec.platform.stack.errors import StackError
 from dsec.platform.stack.identity import own_identity
 from dsec.platform.stack.nats_server import NATS_SERVER
@@ -48,6 +49,7 @@ class Stack:
         self._locked = False
         self._servers: list[SupervisedProcess] = []
         self._services: dict[str, list[SupervisedProcess]] = {}
+        self._nats_urls: Mapping[str, str] = {}
         self._stop_requested = asyncio.Event()
         self._starting: asyncio.Task[object] | None = None
 
@@ -159,7 +161,16 @@ class Stack:
                 self._servers.remove(process)
         self._record = self._record.model_copy(update={"ports": {**self._record.ports, name: port}})
         self._on_progress(f"{name} is ready on port {port}.")
+        if prepared.user_urls:
+            self._nats_urls = prepared.user_urls
         return prepared.url
+
+    def nats_url_of(self, user: str) -> str:
+        """The URL by which a user reaches NATS; on a server that is not ours the one for all."""
+        endpoints = self._record.endpoints
+        if endpoints is None:
+            raise StackError("The servers are not up: start them before the services.")
+        return self._nats_urls.get(user, endpoints.nats_url)
 
     def _supervise(self, spec: ProcessSpec, restarts_max: int | None) -> SupervisedProcess:
         return SupervisedProcess(
@@ -170,27 +181,28 @@ class Stack:
         )
 
     async def start_services(self, env: Mapping[str, str]) -> None:
-        """Start the services, each told by `env` and three URLs where to find everything."""
+        """Start the services, each told by `env` and three URLs where to find everything, on NATS
+        as its own user."""
         endpoints = self._record.endpoints
         if endpoints is None:
             raise StackError("The servers are not up: start them before the services.")
         told = {
             **os.environ,
             **env,
-            "DSEC_NATS_URL": endpoints.nats_url,
             "DSEC_DATABASE_URL": endpoints.database_url,
             "DSEC_OBJECT_STORE_URL": endpoints.object_store_url,
         }
         with self._interruptible():
             for service in self._options.services:
                 replicas = self._services.setdefault(service.name, [])
+                nats_url = self.nats_url_of(role_of_service(service.name).user)
                 for index in range(service.replicas):
                     name = service.name if service.replicas == 1 else f"{service.name}-{index}"
                     spec = ProcessSpec(
                         name=name,
                         argv=service.argv,
                         log_path=self._state.log_path(name),
-                        env=told,
+                        env=told | {"DSEC_NATS_URL": nats_url},
                         stop_grace_s=SERVICE_STOP_GRACE_S,
                     )
                     replica = self._supervise(spec, restarts_max=None)

@@ -8,11 +8,13 @@ what an earlier supervisor left, and can prove that it is ours before they end i
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
 import signal
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,6 +34,7 @@ STATE_DIR_MODE = 0o711
 FREE_BYTES_MIN = 256 * 1024 * 1024
 PASSWORD_BYTES = 24
 LEFTOVER_STOP_GRACE_S = 30.0
+_PASSWORDS = pydantic.TypeAdapter(dict[str, str])
 
 
 class _Record(pydantic.BaseModel):
@@ -56,7 +59,7 @@ class ProcessRecord(_Record):
 class Endpoints:
     """Where the servers are reached: nats://…, postgresql://…, and file:///… or another store.
 
-    The first two hold passwords.
+    The first two hold passwords; the first is for clients, services have users of their own.
     """
 
     nats_url: str
@@ -187,7 +190,7 @@ class StateDir:
         write_private(self.record_path, record.model_dump_json(indent=2) + "\n")
 
     def password(self) -> str:
-        """The password of the embedded servers, made once; only the owner can read it."""
+        """The password of the embedded database, made once; only the owner can read it."""
         path = self.path / "password"
         with contextlib.suppress(FileNotFoundError):
             if text := path.read_text().strip():
@@ -195,6 +198,18 @@ class StateDir:
         password = secrets.token_urlsafe(PASSWORD_BYTES)
         write_private(path, password + "\n")
         return password
+
+    def nats_passwords(self, users: Iterable[str]) -> dict[str, str]:
+        """The passwords of the embedded NATS server's users, each made once. Of files that only the
+        owner can read: none opens anything but what its user may do."""
+        path = self.path / "nats-passwords.json"
+        known: dict[str, str] = {}
+        with contextlib.suppress(FileNotFoundError, ValueError):  # damaged: they are made anew
+            known = _PASSWORDS.validate_json(path.read_bytes())
+        made = {user: known.get(user) or secrets.token_urlsafe(PASSWORD_BYTES) for user in users}
+        if made != known:
+            write_private(path, json.dumps(made, indent=2) + "\n")
+        return made
 
     async def end_leftovers(self, record: StackRecord | None) -> tuple[str, ...]:
         """End what an earlier supervisor left and is provably ours; say which. Hold the lock."""
