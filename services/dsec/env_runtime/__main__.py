@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import resource
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -44,9 +43,7 @@ def main() -> int:
         return 0  # it died before it could be bound to
     settings = EnvRuntimeSettings.model_validate_json(sys.stdin.readline())
     configure_logging(arguments.worker, settings.log_level)
-    if sys.platform == "linux":
-        limit = settings.worker_memory_bytes_max
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    settings.user_limits(settings.worker_memory_bytes_max).apply()
     virtual.install()
     work = worker.serve(
         arguments.worker, arguments.slot, isolated=arguments.isolated, settings=settings

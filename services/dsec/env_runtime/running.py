@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import NoReturn
 from uuid import UUID
 
+from dsec.platform.parent import die_with_parent
+
 _INDEX, _STEP, _SINCE = 0, 1, 2
 """The slot is three words, each stored at once: packing them together writes zeroes first, and a
 reader in another process would see a step that began at time 0."""
@@ -24,7 +26,14 @@ NOBODY = -1
 FORKED: list[int] = []
 """Not empty in a process that user code forked from a worker. Where its code comes back from the
 step it must end at once: it has the worker's connections, and its name."""
-os.register_at_fork(after_in_child=lambda: FORKED.append(os.getpid()))
+
+
+def _note_fork() -> None:
+    FORKED.append(os.getpid())
+    die_with_parent()  # which the kernel forgets at a fork
+
+
+os.register_at_fork(after_in_child=_note_fork)
 EXIT_OUT_OF_MEMORY = 76
 
 

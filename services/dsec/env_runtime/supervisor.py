@@ -31,6 +31,7 @@ from dsec.platform.bus.retry import AWAY
 from dsec.platform.cancellation import cancelled
 from dsec.platform.clock import utc_now
 from dsec.platform.user_environment import without_secrets
+from dsec.platform.user_limits import kill_group, started_by
 from dsec_contracts import WorkerHeartbeat, subjects
 from dsec_contracts.worker import Culprit, DeathReason, HeartbeatCircumstance, HeartbeatFact
 
@@ -144,8 +145,7 @@ class Supervisor:
                     child.process.terminate()
             _, late = await asyncio.wait(keepers, timeout=s.drain_wait_s + 2)
             for child in list(self._children.values()):
-                with contextlib.suppress(ProcessLookupError):
-                    child.process.kill()
+                kill_group(child.process.pid)
             if late:
                 await asyncio.wait(late)
             watch.cancel()
@@ -157,6 +157,7 @@ class Supervisor:
             child = await self._start(isolated)
             self._children[child.name] = child
             code = await child.process.wait()
+            kill_group(child.process.pid)  # what user code started and left
             del self._children[child.name]
             death = judge(
                 code,
@@ -189,6 +190,7 @@ class Supervisor:
             *(["--isolated"] if isolated else []),
             env=self._environment,
             stdin=asyncio.subprocess.PIPE,
+            start_new_session=True,  # with what user code starts, it is killed as one
         )
         assert process.stdin is not None
         process.stdin.write(f"{self._settings.model_dump_json()}\n".encode())
@@ -205,6 +207,7 @@ class Supervisor:
             now = monotonic()
             for child in list(self._children.values()):
                 self._check_deadline(child)
+                self._check_processes(child)
             if now - last_memory >= MEMORY_PERIOD_S:
                 last_memory = now
                 for child in list(self._children.values()):
@@ -218,8 +221,7 @@ class Supervisor:
     def _kill(self, child: Child, reason: DeathReason) -> None:
         if child.killed_for is None:
             child.killed_for = reason
-            with contextlib.suppress(ProcessLookupError):
-                child.process.kill()
+            kill_group(child.process.pid)
 
     def _check_deadline(self, child: Child) -> None:
         running = child.slot.read()
@@ -229,6 +231,12 @@ class Supervisor:
         if for_s > running.step_deadline_s:
             log.warning("session %s: step %d takes %.1f s", running.session_id, running.step, for_s)
             self._kill(child, "step_deadline")
+
+    def _check_processes(self, child: Child) -> None:
+        count_max = self._settings.user_processes_max
+        if started_by(child.process.pid, count_max) > count_max:
+            log.warning("worker %s: its code runs over %d processes", child.name, count_max)
+            self._kill(child, "signal")
 
     def _check_memory(self, child: Child) -> None:
         try:
@@ -248,8 +256,7 @@ class Supervisor:
                     child.fenced_at_s = now_s
         elif now_s - child.fenced_at_s > FENCED_LEAVES_S_MAX:
             log.warning("worker %s was fenced and has not left: it is killed", child.name)
-            with contextlib.suppress(ProcessLookupError):
-                child.process.kill()
+            kill_group(child.process.pid)
 
     async def _vouch(self, child: Child) -> None:
         """Beat for a worker that cannot, because user code runs. Not for a stopped process."""

@@ -19,6 +19,7 @@ in FastStream and nats-py and settled here:
   the fetch is guarded: a closed connection ends the application, whose process starts anew.
 * A fetch that fails at once (its durable was deleted) is repeated at once, thousands of times a
   second. The guard lets `FAILED_FETCH_S` pass.
+* The broker's inbox prefix is not its subscribers': those are told it too.
 * A pull loop can be alive and receive nothing for ever. `_watch` looks from outside: messages wait,
   and none has begun for `STALL_LIMIT_S`.
 """
@@ -91,6 +92,7 @@ class ServiceApp:
         self._parked = asyncio.Event()
         self._release = asyncio.Event()
         self._subscribers: list[PullStreamSubscriber] = []
+        self._inbox_prefix = inbox_prefix(nats_url)
         self.broker = NatsBroker(
             nats_url,
             name=name,
@@ -99,7 +101,7 @@ class ServiceApp:
             reconnect_time_wait=1,
             connect_timeout=2,
             error_cb=self._on_error,
-            inbox_prefix=inbox_prefix(nats_url),
+            inbox_prefix=self._inbox_prefix,
             closed_cb=self._on_closed,
             graceful_timeout=1,  # handlers have been waited for by then
             apply_types=False,
@@ -135,6 +137,7 @@ class ServiceApp:
             durable=durable,
             stream=JStream(name=subjects.STREAM, declare=False),
             pull_sub=PullSub(batch_size=1, timeout=FETCH_WAIT_S),
+            inbox_prefix=self._inbox_prefix.encode() + b".",
             ack_policy=AckPolicy.MANUAL,
             decoder=_wrapped,
         )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import resource
 import struct
-import sys
 from typing import BinaryIO
 
 from dsec.platform.parent import die_with_parent
+from dsec.platform.user_limits import UserLimits
 
 LENGTH = struct.Struct("<I")
 """Stands before each body."""
@@ -36,8 +35,7 @@ def write_frame(sent: BinaryIO, frame: bytes) -> None:
     sent.flush()
 
 
-def bind(memory_bytes_max: int) -> None:
-    """End with the service, and have no more memory than this."""
+def bind(limits: UserLimits) -> None:
+    """End with the service, and have no more than this."""
     die_with_parent()
-    if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes_max, memory_bytes_max))
+    limits.apply()

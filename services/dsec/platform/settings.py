@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from dsec.platform.user_limits import UserLimits
 
 _OTEL = "OTEL_"
 
@@ -42,7 +44,22 @@ class Settings(BaseSettings):
         description="OpenTelemetry's own variables, all that begin with OTEL_; a worker gets them "
         "with its settings, since the receiver's credentials are not for user code",
     )
+    user_open_files_max: Annotated[int, Field(ge=64)] = 4096
+    """Files, sockets included, that a process which runs user code may have open."""
+    user_file_bytes_max: Annotated[int, Field(ge=1 << 20)] = 4 << 30
+    """How large a file such a process may make."""
+    user_processes_max: Annotated[int, Field(ge=0)] = 256
+    """How many processes such a process may start that run at a time."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+    def user_limits(self, memory_bytes_max: int) -> UserLimits:
+        """The bounds of a process that runs user code."""
+        return UserLimits(
+            memory_bytes_max,
+            self.user_open_files_max,
+            self.user_file_bytes_max,
+            self.user_processes_max,
+        )
 
 
 def configure_logging(service: str, level: str) -> None:

@@ -46,7 +46,8 @@ async def score_until_stopped(
     name = f"reward-{settings.reward_replica}"
     bus = await Bus.connect(settings.nats_url, name)
     telemetry = connect(settings, "reward", settings.reward_replica)
-    functions = Isolation(settings.reward_deadline_s, settings.reward_memory_bytes_max)
+    limits = settings.user_limits(settings.reward_memory_bytes_max)
+    functions = Isolation(settings.reward_deadline_s, limits)
     try:
         await bus.await_stream()
         patience = Patience(settings.reward_absent_s_max)

@@ -18,11 +18,9 @@ died needs no special care on redelivery.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import mmap
 import os
-import signal
 import sys
 import tempfile
 from collections import OrderedDict, deque
@@ -30,6 +28,7 @@ from collections.abc import Mapping, Sequence
 
 from dsec.platform.child_pipes import LENGTH
 from dsec.platform.user_environment import without_secrets
+from dsec.platform.user_limits import UserLimits, kill_group, watch_processes
 from dsec.reward.effects import Lost
 from dsec.reward.frames import (
     FRAME_BYTES_MAX,
@@ -80,14 +79,17 @@ class _Gone(Exception):
 class _Process:
     """One scoring process, from its start to its death."""
 
-    def __init__(self, process: asyncio.subprocess.Process, progress: mmap.mmap) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, progress: mmap.mmap, processes_max: int
+    ) -> None:
         self._process = process
+        self._processes_max = processes_max
         self._progress = progress
         self._stuck = False
         self.specs: OrderedDict[str, None] = OrderedDict()
 
     @classmethod
-    async def start(cls, memory_bytes_max: int) -> _Process:
+    async def start(cls, limits: UserLimits) -> _Process:
         """Start one and wait until it is ready."""
         with tempfile.TemporaryFile() as file:
             file.truncate(PROGRESS.size)
@@ -97,7 +99,7 @@ class _Process:
                 "-m",
                 "dsec.reward.scoring_process",
                 f"--progress-fd={file.fileno()}",
-                f"--memory-bytes-max={memory_bytes_max}",
+                f"--limits={limits.argument()}",
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 pass_fds=(file.fileno(),),
@@ -106,7 +108,7 @@ class _Process:
                 start_new_session=True,
                 limit=1 << 20,
             )
-        started = cls(process, progress)
+        started = cls(process, progress, limits.processes_max)
         try:
             async with asyncio.timeout(START_WAIT_S_MAX):
                 ready = await started._read()
@@ -128,7 +130,8 @@ class _Process:
         """
         send, drop = self._introduce(tasks, contents)
         PROGRESS.pack_into(self._progress, 0, NO_ROW)
-        watch = asyncio.create_task(self._watch(deadline_s))
+        count = watch_processes(self._process.pid, self._processes_max, self._kill_group)
+        watches = [asyncio.create_task(watch) for watch in (self._watch(deadline_s), count)]
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(frame(request(tasks, send, drop)))
@@ -140,7 +143,8 @@ class _Process:
             await self.kill()
             raise _Gone(row if 0 <= row < len(tasks) else None, self._stuck) from error
         finally:
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
 
     def _introduce(
         self, tasks: Sequence[Task], contents: Mapping[str, bytes]
@@ -180,16 +184,15 @@ class _Process:
         await self._process.wait()
 
     def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        kill_group(self._process.pid)
 
 
 class Isolation:
     """Scores rows in a scoring process, whatever the functions do."""
 
-    def __init__(self, deadline_s: float, memory_bytes_max: int) -> None:
+    def __init__(self, deadline_s: float, limits: UserLimits) -> None:
         self._deadline_s = deadline_s
-        self._memory_bytes_max = memory_bytes_max
+        self._limits = limits
         self._process: _Process | None = None
         self._faults: OrderedDict[str, tuple[int, float, Failure]] = OrderedDict()
 
@@ -230,7 +233,7 @@ class Isolation:
 
     async def _attempt(self, tasks: Sequence[Task], contents: Mapping[str, bytes]) -> list[Outcome]:
         if self._process is None:
-            self._process = await _Process.start(self._memory_bytes_max)
+            self._process = await _Process.start(self._limits)
         try:
             return await self._process.score(tasks, contents, self._deadline_s)
         except BaseException:

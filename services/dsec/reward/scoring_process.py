@@ -19,6 +19,7 @@ from typing import BinaryIO
 from dsec.platform import virtual
 from dsec.platform.child_pipes import bind, own_pipes, read_body, write_frame
 from dsec.platform.interposition import interposition_of
+from dsec.platform.user_limits import UserLimits
 from dsec.reward.frames import READY, Failure, Outcome, Task, frame, read_request, reply
 from dsec.reward.score import RewardError, Scorer, load_scorer
 
@@ -86,9 +87,9 @@ def main() -> None:
     """Run until the service closes the pipe, or dies."""
     parser = argparse.ArgumentParser(prog="python -m dsec.reward.scoring_process")
     parser.add_argument("--progress-fd", type=int, required=True)
-    parser.add_argument("--memory-bytes-max", type=int, required=True)
+    parser.add_argument("--limits", type=UserLimits.from_argument, required=True)
     arguments = parser.parse_args()
-    bind(arguments.memory_bytes_max)
+    bind(arguments.limits)
     requests, replies = own_pipes()
     progress = mmap.mmap(arguments.progress_fd, PROGRESS.size)
     virtual.install()

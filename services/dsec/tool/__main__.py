@@ -34,7 +34,8 @@ async def serve(settings: ToolSettings) -> int:
     url = settings.object_store_url
     reader = await LogReader.connect(settings.database_url)
     bus = await Bus.connect(settings.nats_url, name)
-    processes = Processes(settings.tool_memory_bytes_max, settings.tool_idle_processes_max)
+    limits = settings.user_limits(settings.tool_memory_bytes_max)
+    processes = Processes(limits, settings.tool_idle_processes_max)
     try:
         await bus.await_stream()
         caller = _caller(settings, bus, reader, ObjectStore(url) if url else None, processes)

@@ -15,6 +15,7 @@ import os
 from typing import BinaryIO
 
 from dsec.platform.child_pipes import bind, own_pipes, read_body, write_frame
+from dsec.platform.user_limits import UserLimits
 from dsec.tool.call import Tool, load
 from dsec.tool.frames import READY, Order, Outcome, frame, reply
 from dsec_contracts.canonical import decode
@@ -40,9 +41,9 @@ def serve(orders: BinaryIO, replies: BinaryIO) -> None:
 def main() -> None:
     """Run until the service closes the pipe, or dies."""
     parser = argparse.ArgumentParser(prog="python -m dsec.tool.calling_process")
-    parser.add_argument("--memory-bytes-max", type=int, required=True)
+    parser.add_argument("--limits", type=UserLimits.from_argument, required=True)
     arguments = parser.parse_args()
-    bind(arguments.memory_bytes_max)
+    bind(arguments.limits)
     serve(*own_pipes())
 
 

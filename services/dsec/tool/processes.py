@@ -8,10 +8,8 @@ not used again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-import signal
 import sys
 from collections import deque
 from collections.abc import Mapping
@@ -19,6 +17,7 @@ from dataclasses import dataclass
 
 from dsec.platform.child_pipes import LENGTH
 from dsec.platform.user_environment import without_secrets
+from dsec.platform.user_limits import UserLimits, kill_group, watch_processes
 from dsec.tool.frames import (
     FRAME_BYTES_MAX,
     READY,
@@ -56,7 +55,7 @@ class CallingProcess:
         self.spec_hash = spec_hash
 
     @classmethod
-    async def start(cls, program: Program, memory_bytes_max: int) -> CallingProcess:
+    async def start(cls, program: Program, limits: UserLimits) -> CallingProcess:
         """Start one and wait until it is ready.
 
         Raises:
@@ -67,7 +66,7 @@ class CallingProcess:
                 sys.executable,
                 "-m",
                 "dsec.tool.calling_process",
-                f"--memory-bytes-max={memory_bytes_max}",
+                f"--limits={limits.argument()}",
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=without_secrets(os.environ),
@@ -108,6 +107,11 @@ class CallingProcess:
             raise ValueError(f"a frame of {size} bytes")
         return await self._process.stdout.readexactly(size)
 
+    async def watch(self, processes_max: int) -> None:
+        """Until cancelled, end it when it has started too many others."""
+        pid = self._process.pid
+        await watch_processes(pid, processes_max, lambda: kill_group(pid))
+
     @property
     def alive(self) -> bool:
         """Whether it has not ended."""
@@ -115,16 +119,15 @@ class CallingProcess:
 
     async def kill(self) -> None:
         """End it, and whatever it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        kill_group(self._process.pid)
         await self._process.wait()
 
 
 class Processes:
     """Calling processes: those at work, and idle ones that wait for the next call."""
 
-    def __init__(self, memory_bytes_max: int, idle_max: int) -> None:
-        self._memory_bytes_max = memory_bytes_max
+    def __init__(self, limits: UserLimits, idle_max: int) -> None:
+        self._limits = limits
         self._idle_max = idle_max
         self._idle: deque[CallingProcess] = deque()
 
@@ -140,10 +143,11 @@ class Processes:
                 if process.alive:
                     return process
                 await process.kill()
-        return await CallingProcess.start(program, self._memory_bytes_max)
+        return await CallingProcess.start(program, self._limits)
 
     async def call(self, process: CallingProcess, order: Order, deadline_s: float) -> Outcome:
         """Have a process that was taken make a call. It is this pool's again afterwards."""
+        watch = asyncio.create_task(process.watch(self._limits.processes_max))
         try:
             async with asyncio.timeout(deadline_s):
                 outcome = await process.call(order)
@@ -157,6 +161,8 @@ class Processes:
         except BaseException:  # cancelled in the middle: its next reply would be the wrong one
             await process.kill()
             raise
+        finally:
+            watch.cancel()
         await self.give_back(process)
         return outcome
 

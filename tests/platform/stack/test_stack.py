@@ -17,6 +17,8 @@ import nats
 import psycopg
 import pytest
 
+from dsec.platform.nats_users import users
+from dsec.platform.roles import OPERATOR
 from dsec.platform.stack import (
     Endpoints,
     ServiceCommand,
@@ -39,9 +41,11 @@ SLEEP = (sys.executable, "-c", "import time; time.sleep(99)")
 DOWN_WITHIN_S = 20.0
 
 
-async def publish(endpoints: Endpoints) -> int:
+async def publish(state_dir: Path, endpoints: Endpoints) -> int:
     """Publish one message and insert one row; return how many there are of both."""
-    client = await nats.connect(endpoints.nats_url, connect_timeout=5)
+    password = StateDir(state_dir).nats_passwords(users())[OPERATOR]
+    url = f"nats://{OPERATOR}:{password}@{endpoints.nats_url.rpartition('@')[2]}"
+    client = await nats.connect(url, connect_timeout=5)
     stream = client.jetstream()
     await stream.add_stream(name="TEST", subjects=["test.>"])
     seq = (await stream.publish("test.a", b"x")).seq
@@ -69,7 +73,7 @@ async def test_kill_9_of_the_supervisor_then_up_then_down(
 ) -> None:
     state_dir = tmp_path / "state"
     first = start_supervisor(state_dir, *SLEEP)
-    assert await publish(first.endpoints) == 1
+    assert await publish(state_dir, first.endpoints) == 1
     status = stack_status(state_dir)
     assert (status.state, status.problem) == ("running", None)
     assert status.supervisor is not None
@@ -93,7 +97,7 @@ async def test_kill_9_of_the_supervisor_then_up_then_down(
 
     second = start_supervisor(state_dir, *SLEEP)
     assert second.endpoints == first.endpoints
-    assert await publish(second.endpoints) == 2
+    assert await publish(state_dir, second.endpoints) == 2
     running = stack_status(state_dir)
     result = await stop_stack(state_dir, DOWN_WITHIN_S)
     assert (result.was_running, result.killed, result.ended_leftovers) == (True, False, ())
@@ -117,7 +121,7 @@ async def test_killed_servers_and_services_come_back_with_their_data(
     async with Stack(options, on_progress=said.append) as stack:
         endpoints = await stack.start_servers()
         await stack.start_services({"OWN": "1"})
-        assert await publish(endpoints) == 1
+        assert await publish(tmp_path, endpoints) == 1
         status = stack_status(tmp_path)
         for name in ("nats-server", "postgres"):
             os.kill(pid_of(status, name), signal.SIGKILL)
@@ -127,7 +131,7 @@ async def test_killed_servers_and_services_come_back_with_their_data(
         await eventually(lambda: f"{'postgres'} was started again." in said)
         await eventually(lambda: "nats-server was started again." in said)
         await eventually(lambda: pid_of(stack_status(tmp_path), "two-1") != pid_of(status, "two-1"))
-        assert await publish(endpoints) == 2
+        assert await publish(tmp_path, endpoints) == 2
         now = stack_status(tmp_path)
         assert now.state == "running"
         assert pid_of(now, "two-0") == pid_of(status, "two-0")
@@ -158,6 +162,35 @@ async def test_a_service_is_told_where_everything_is(
     # … nor stopped.
     await (await nats.connect(nats_url)).close()
     psycopg.connect(database_url).close()
+
+
+async def test_each_service_is_its_own_user_of_the_bus(
+    tmp_path: Path, database_url: str, eventually: Eventually
+) -> None:
+    code = "import os,time;print(os.environ['DSEC_NATS_URL'],flush=True);time.sleep(99)"
+    services = tuple(
+        ServiceCommand(name, (sys.executable, "-c", code)) for name in ("reward", "tool", "other")
+    )
+    options = StackOptions(tmp_path, database_url=database_url, services=services)
+    async with Stack(options, on_progress=print) as stack:
+        await stack.start_servers()
+        await stack.start_services({})
+        logs = {name: tmp_path / "logs" / f"{name}.log" for name in ("reward", "tool", "other")}
+        await eventually(lambda: all("nats:" in path.read_text() for path in logs.values()))
+        urls = {name: urlsplit(path.read_text().strip()) for name, path in logs.items()}
+    assert {name: url.username for name, url in urls.items()} == {
+        "reward": "dsec-reward",
+        "tool": "dsec-tool",
+        "other": "dsec-client",
+    }
+    assert len({url.password for url in urls.values()}) == 3
+    passwords = tmp_path / "nats-passwords.json"
+    assert passwords.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "nats" / "nats-server.conf").stat().st_mode & 0o777 == 0o600
+    passwords.write_text("{")  # damaged: made anew
+    async with Stack(options, on_progress=print) as stack:
+        await stack.start_servers()
+        await (await nats.connect(stack.nats_url_of("dsec-tool"))).close()
 
 
 async def test_a_busy_given_port_starts_nothing_and_a_damaged_record_is_no_obstacle(
@@ -223,7 +256,7 @@ async def test_a_disk_that_fills_while_the_stack_is_up(
     ballast = state_dir / "ballast"
     options = StackOptions(state_dir)
     async with Stack(options, on_progress=print) as stack:
-        assert await publish(await stack.start_servers()) == 1
+        assert await publish(state_dir, await stack.start_servers()) == 1
         with ballast.open("wb", buffering=0) as file:
             while os.statvfs(state_dir).f_bavail:
                 file.write(bytes(4096))
@@ -232,4 +265,4 @@ async def test_a_disk_that_fills_while_the_stack_is_up(
             await asyncio.wait_for(stack.wait(), DOWN_WITHIN_S)
     ballast.unlink()
     async with Stack(options, on_progress=print) as stack:
-        assert await publish(await stack.start_servers()) == 2
+        assert await publish(state_dir, await stack.start_servers()) == 2
