@@ -85,7 +85,13 @@ class RunningStack:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
     """The embedded stack, shared by the end-to-end tests."""
     state_dir = tmp_path_factory.mktemp("stack")
-    environment = {**os.environ, "DSEC_WORKER_MEMORY_BYTES_MAX": str(1 << 30)}
+    environment = {
+        **os.environ,
+        "DSEC_WORKER_MEMORY_BYTES_MAX": str(1 << 30),
+        "DSEC_USER_OPEN_FILES_MAX": "512",
+        "DSEC_USER_FILE_BYTES_MAX": str(64 << 20),
+        "DSEC_USER_PROCESSES_MAX": "32",
+    }
     command = [*DSEC, "up", "--detach", "--state-dir", str(state_dir)]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=120, check=False

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dsec.client.client import Client
@@ -34,6 +35,29 @@ HOSTILE = {
         "belong to the whole process",
     ),
     "blocks": ("\n            while True: pass", "step_deadline", "deadline"),
+    "opens_files": (
+        "\n            while True: self.kept.append(open('/dev/null'))",
+        "agent_raised",
+        "Too many open files",
+    ),
+    "writes_without_end": (
+        "\n            import tempfile"
+        "\n            with tempfile.TemporaryFile() as file:"
+        "\n                while True: file.write(bytes(1 << 20))",
+        "agent_raised",
+        "File too large",
+    ),
+    "forks_without_end": (
+        "\n            import os\n            while True: os.fork()",
+        "agent_crashed",
+        "signal",
+    ),
+    "starts_without_end": (
+        "\n            import subprocess"
+        "\n            while True: self.kept.append(subprocess.Popen(['sleep', '3599.25']))",
+        "agent_crashed",
+        "signal",
+    ),
     "fills_memory": (
         "\n            while True: self.kept.append(bytearray(64 << 20))",
         "oom",
@@ -72,13 +96,14 @@ async def test_hostile_sessions_end_typed_and_neighbours_finish(
             AGENT.format(body=body),
             max_steps=STEPS,
             name=name,
-            agent_keys="step_deadline_s: 1.5\n",
+            # Filling memory takes a while, too, where the machine is busy.
+            agent_keys=f"step_deadline_s: {1.5 if name == 'blocks' else 20}\n",
         )
         hostile[name] = await client.request(session)
     forking = await client.request(
         session_files(AGENT.format(body="import os; os.fork()"), max_steps=STEPS, name="forks")
     )
-    async with asyncio.timeout(100):
+    async with asyncio.timeout(150):
         ended = await client.wait(neighbours)
         assert [row.code for row in await client.wait(forking)] == ["max_steps"]
         for name, (_, code, told) in HOSTILE.items():
@@ -92,6 +117,8 @@ async def test_hostile_sessions_end_typed_and_neighbours_finish(
             assert told in end["circumstance"]["message"], (name, end)
     assert {row.status for row in ended} == {"completed"}
     assert {row.seed: row.chain_hash for row in ended} == expected
+    left = [p for p in psutil.process_iter(["cmdline"]) if "3599.25" in (p.info["cmdline"] or ())]
+    assert not left, "what its code started ends with a worker"
 
 
 async def test_a_reward_function_that_raises_ends_only_its_session(

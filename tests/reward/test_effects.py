@@ -10,6 +10,7 @@ from tests.reward.conftest import ENV_SPEC, spec_of, step_fact
 
 from dsec.platform.log import LogBehind, SpecContent
 from dsec.platform.objects import BlobNotFound, ObjectStore, ObjectStoreError
+from dsec.platform.user_limits import UserLimits
 from dsec.reward.effects import (
     BlobMissing,
     Lost,
@@ -25,6 +26,9 @@ from dsec.reward.isolation import FAULTS_MAX, Isolation, Untried
 from dsec.session.observations import reference
 
 ABSENT_S_MAX = 60.0
+LIMITS = UserLimits(
+    memory_bytes_max=1 << 30, open_files_max=64, file_bytes_max=1 << 20, processes_max=8
+)
 KEY = "0" * 64
 
 
@@ -118,7 +122,7 @@ async def test_a_row_whose_observation_is_gone_has_no_reward(
     clock.now = ABSENT_S_MAX
     gone = resolved(recorded, get)
     assert type(gone) is Lost
-    functions = Isolation(1.0, 1 << 30)
+    functions = Isolation(1.0, LIMITS)
     (outcome,) = await functions.score([Task("x", step_fact(), b"", gone)], {})
     assert isinstance(outcome, Failure)
     assert outcome.code == "blob_not_found"
@@ -131,7 +135,7 @@ async def test_a_spec_that_rested_is_tried_again(monkeypatch: pytest.MonkeyPatch
         for body in ("os._exit(3)", "return 1.0")
     )
     contents = dict([crashes, good])
-    functions = Isolation(5.0, 1 << 30)
+    functions = Isolation(5.0, LIMITS)
     tasks = [Task(s[0], step_fact(n=n), b"", b"") for n, s in enumerate([crashes] * 4 + [good])]
     try:
         *first, other = await functions.score(tasks, contents)
@@ -142,5 +146,32 @@ async def test_a_spec_that_rested_is_tried_again(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr("dsec.reward.isolation.FAULT_REST_S", 0.0)
         (late,) = await functions.score(tasks[3:4], contents)
         assert isinstance(late, Failure)
+    finally:
+        await functions.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("kept = []\n    while True: kept.append(open('/dev/null'))", "reward_raised"),
+        (
+            "import tempfile\n    with tempfile.TemporaryFile() as f:\n"
+            "        while True: f.write(bytes(65536))",
+            "reward_raised",
+        ),
+        ("import os\n    while True: os.fork()", "reward_crashed"),
+    ],
+)
+async def test_a_function_that_goes_beyond_a_bound_fails_alone(body: str, code: str) -> None:
+    greedy = spec_of(f"def score(t, services):\n    {body}\n")
+    good = spec_of("def score(t, services):\n    return 1.0\n")
+    functions = Isolation(20.0, LIMITS)
+    order = [good, greedy, good]
+    tasks = [Task(s[0], step_fact(n=n), b"", b"") for n, s in enumerate(order)]
+    try:
+        before, failed, after = await functions.score(tasks, dict([greedy, good]))
+        assert isinstance(failed, Failure)
+        assert failed.code == code
+        assert type(before) is type(after) is bytes
     finally:
         await functions.close()

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import pytest
 from tests.tool.conftest import program_of, spec_of
 
+from dsec.platform.user_limits import UserLimits
 from dsec.session.documents import ToolDocument, seal
 from dsec.tool.call import Tool, load
 from dsec.tool.frames import Failure, Order, Outcome, read_reply, reply
@@ -30,7 +31,7 @@ SCHEMA = {
 
 @pytest.fixture
 async def processes() -> AsyncIterator[Processes]:
-    made = Processes(1 << 30, 2)
+    made = Processes(UserLimits(1 << 30, 64, 1 << 20, 8), 2)
     yield made
     await made.close()
 
@@ -103,6 +104,44 @@ async def test_a_deadline_covers_the_import_and_the_schema(processes: Processes)
         outcome = await outcome_of(processes, program, arguments, 1.0)
         assert isinstance(outcome, Failure)
         assert outcome.code == "deadline"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "told"),
+    [
+        ("kept = []\n    while True: kept.append(open('/dev/null'))", "tool_raised", "open files"),
+        (
+            "import tempfile\n    with tempfile.TemporaryFile() as f:\n"
+            "        while True: f.write(bytes(65536))",
+            "tool_raised",
+            "too large",
+        ),
+        (
+            "kept = []\n    while True: kept.append(bytearray(1 << 22))",
+            "tool_raised",
+            "MemoryError",
+        ),
+        ("import os\n    while True: os.fork()", "tool_crashed", "ended the process"),
+        (
+            "import subprocess\n    while True: subprocess.Popen(['sleep', '61.5'])",
+            "tool_crashed",
+            "ended the process",
+        ),
+    ],
+)
+async def test_a_tool_that_goes_beyond_a_bound_fails_alone(
+    processes: Processes, body: str, code: str, told: str
+) -> None:
+    neighbour = program_of("def tool():\n    return 1\n")
+    greedy = program_of(f"def tool():\n    {body}\n")
+    outcome, beside = await asyncio.gather(
+        outcome_of(processes, greedy), outcome_of(processes, neighbour)
+    )
+    assert isinstance(outcome, Failure)
+    assert outcome.code == code
+    assert told in outcome.message
+    assert value(beside) == 1
+    assert value(await outcome_of(processes, neighbour)) == 1
 
 
 @pytest.mark.parametrize("body", ["import os; os._exit(0)", "import os; os.kill(os.getpid(), 11)"])
