@@ -34,6 +34,21 @@ HOSTILE = {
         "agent_raised",
         "belong to the whole process",
     ),
+    "stops_the_loop": (
+        "import asyncio; asyncio.get_running_loop().stop()",
+        "agent_raised",
+        "no running event loop",
+    ),
+    "closes_the_loop": (
+        "import asyncio; asyncio.get_event_loop().close()",
+        "agent_raised",
+        "no running event loop",
+    ),
+    "cancels_all": (
+        "import asyncio; [task.cancel() for task in asyncio.all_tasks()]",
+        "agent_raised",
+        "no running event loop",
+    ),
     "blocks": ("\n            while True: pass", "step_deadline", "deadline"),
     "opens_files": (
         "\n            while True: self.kept.append(open('/dev/null'))",
@@ -64,6 +79,14 @@ HOSTILE = {
         "oom",
     ),
 }
+
+BREAKS_MODULES = """
+            import copy, hashlib, json, struct, traceback, numpy
+            def broken(*args, **kwargs): raise RuntimeError("broken")
+            hashlib.sha256 = hashlib.blake2b = hashlib.new = json.loads = json.dumps = broken
+            struct.pack = struct.unpack = struct.Struct = copy.deepcopy = broken
+            numpy.asarray = numpy.frombuffer = numpy.ascontiguousarray = broken
+            traceback.format_exception = broken"""
 
 AGENT = """
 class Agent:
@@ -103,9 +126,13 @@ async def test_hostile_sessions_end_typed_and_neighbours_finish(
     forking = await client.request(
         session_files(AGENT.format(body="import os; os.fork()"), max_steps=STEPS, name="forks")
     )
+    breaking = await client.request(
+        session_files(AGENT.format(body=BREAKS_MODULES), max_steps=STEPS, name="breaks")
+    )
     async with asyncio.timeout(150):
         ended = await client.wait(neighbours)
         assert [row.code for row in await client.wait(forking)] == ["max_steps"]
+        assert [row.code for row in await client.wait(breaking)] == ["max_steps"]
         for name, (_, code, told) in HOSTILE.items():
             [row] = await client.wait(hostile[name])
             assert (row.status, row.code) == ("failed", code), (name, row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -59,4 +60,33 @@ def test_outside_of_sessions_signals_are_the_processs_own() -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
         signal.signal(signal.SIGUSR1, before)
     finally:
+        virtual.uninstall()
+
+
+async def test_the_workers_loop_is_not_found() -> None:
+    virtual.install()
+    try:
+        loop = asyncio.get_running_loop()  # outside of a session it is
+        assert asyncio.current_task() in asyncio.all_tasks()
+        refused = []
+        asks: tuple[Callable[[], object], ...] = (
+            asyncio.get_running_loop,
+            asyncio.get_event_loop,
+            asyncio.get_event_loop_policy,
+            asyncio.current_task,
+            asyncio.all_tasks,
+            asyncio.events.get_running_loop,
+            asyncio.tasks.current_task,
+        )
+        chance.activate(Chance(1))
+        for ask in asks:
+            try:
+                ask()
+            except RuntimeError as error:
+                refused.append("no running event loop" in str(error))
+        chance.deactivate()
+        assert refused == [True] * len(asks)
+        assert asyncio.get_running_loop() is loop
+    finally:
+        chance.deactivate()
         virtual.uninstall()

@@ -374,3 +374,28 @@ def test_the_package_reads_no_clock_entropy_or_files():
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_what_code_replaces_in_a_module_that_dsec_uses_is_replaced_for_it_alone(ship):
+    broken = """
+import copy, hashlib, json, struct, traceback, zlib, base64
+from json import loads
+
+def broken(*args, **kwargs):
+    raise RuntimeError("broken")
+
+copy.deepcopy = hashlib.sha256 = hashlib.blake2b = json.loads = json.dumps = broken
+struct.pack = struct.unpack = traceback.format_exception = zlib.crc32 = base64.b64encode = broken
+
+def mine():
+    import json
+    return json.loads is broken and struct.pack is broken and loads("[1]") == [1]
+"""
+    assert ship(agent=broken).load("agent.py:mine")()
+    assert hashlib.sha256(b"").hexdigest().startswith("e3b0c442")
+    other = "import json, struct\ndef good(): return json.loads('1'), struct.pack('<b', 1)\n"
+    assert ship(agent=other).load("agent.py:good")() == (1, b"\x01")
+    plain = "import json.decoder, xml.dom\nimport numpy, sys\nfound = json.decoder, numpy, sys\n"
+    decoder, numpy, system = ship(agent=plain).load("agent.py:found")
+    assert decoder is sys.modules["json.decoder"]
+    assert (numpy, system) == (sys.modules["numpy"], sys), "patched so that others see it"

@@ -48,8 +48,12 @@ def main() -> int:
     work = worker.serve(
         arguments.worker, arguments.slot, isolated=arguments.isolated, settings=settings
     )
-    uvloop.run(_to_the_end(work))
-    return 1
+    try:
+        uvloop.run(_to_the_end(work))  # does not return
+    except BaseException:
+        log.exception("the loop of a worker was stopped")
+    logging.shutdown()
+    os._exit(1)
 
 
 async def _to_the_end(work: Coroutine[Any, Any, int]) -> None:

@@ -7,14 +7,18 @@ no wall: code that means harm finds another way, and belongs on a worker of its 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import types
 from collections.abc import Callable
 from typing import Any
 
 from dsec.session.chance import Chance
 
 Guards = dict[str, Callable[..., Any]]
+LOOP_MODULES: tuple[types.ModuleType, ...] = (asyncio, asyncio.events, asyncio.tasks)
+"""Where the functions that find the worker's event loop and its tasks are."""
 
 
 def signal_guards() -> Guards:
@@ -28,6 +32,18 @@ def signal_guards() -> Guards:
 
     names = ("signal", "setitimer", "alarm", "raise_signal", "set_wakeup_fd", "siginterrupt")
     return {name: refuse for name in (*names, "pthread_kill") if hasattr(signal, name)}
+
+
+def loop_guards() -> Guards:
+    """For the functions of `asyncio` that find the loop that runs, or its tasks: it is the
+    worker's, and whoever stops it or cancels its tasks stops all sessions."""
+
+    def refuse(_: Chance, *args: Any, **kwargs: Any) -> Any:
+        # What asyncio itself says where none runs, so that libraries that ask go on without.
+        raise RuntimeError("no running event loop: the worker's is not for a session's code")
+
+    names = ("get_running_loop", "get_event_loop", "get_event_loop_policy")
+    return dict.fromkeys((*names, "current_task", "all_tasks"), refuse)
 
 
 def kill_guards() -> Guards:

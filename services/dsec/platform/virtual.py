@@ -34,7 +34,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dsec.platform.process_guard import kill_guards, signal_guards
+from dsec.platform.process_guard import LOOP_MODULES, kill_guards, loop_guards, signal_guards
 from dsec.session import chance
 from dsec.session.chance import Chance
 from dsec.session.code import CodeNamespace
@@ -64,6 +64,7 @@ def install() -> None:
         *_numpy_patches(),
         *_redirects(signal, signal_guards()),
         *_redirects(os, kill_guards()),
+        *(patch for module in LOOP_MODULES for patch in _redirects(module, loop_guards())),
     ):
         _originals.append((owner, name, getattr(owner, name)))
         setattr(owner, name, replacement)
@@ -261,7 +262,7 @@ def undeclared_uses(namespace: CodeNamespace) -> set[str]:
         id(original): name
         for owner, name, original in _originals
         if isinstance(owner, types.ModuleType) and callable(original)
-        if owner is not signal and name not in kill_guards()
+        if owner not in (signal, *LOOP_MODULES) and name not in kill_guards()
     }
     return {
         f"{module.__name__}.{name}"

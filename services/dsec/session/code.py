@@ -11,6 +11,9 @@ A module runs once per process, whichever session comes first, so its body runs 
 that depends on the code alone; and importing an installed library from within a session runs
 outside that session, or the first session in a process would see other draws than the second.
 
+What DSec uses itself in the same process (``hashlib``, ``json``, …) shipped code gets as copies, or
+a function that one session replaces would break all others.
+
 Not covered: ``importlib.import_module("helper")`` in shipped code knows only installed names.
 """
 
@@ -34,6 +37,9 @@ from dsec.session.seeds import derive
 
 _PREFIX: Final = "dsec_code_"
 _HASH: Final = re.compile(r"[0-9a-f]{16,}")
+_OWN: Final = frozenset(("base64", "copy", "hashlib", "json", "struct", "traceback", "zlib"))
+"""What DSec and its libraries use at every step: shipped code gets copies. Modules that people
+replace parts of so that other libraries see it, such as numpy, are not among them."""
 
 
 class CodeNamespace:
@@ -121,6 +127,7 @@ class _Shipped(InspectLoader):
         self.spec_hash = spec_hash
         self.files = dict(files)
         self.imported: set[str] = set()
+        self.copies: dict[str, types.ModuleType] = {}
         self.builtins = {**vars(builtins), "__import__": self._import}
         self.paths: dict[str, str | None] = {"": None}  # module -> file; None: a bare package
         self.packages = {""}
@@ -213,7 +220,15 @@ class _Shipped(InspectLoader):
         with _outside_session():
             found = builtins.__import__(name, globals, locals, fromlist or (), level)
         self.imported.add(top)
-        return found
+        return self._own(found) if found.__name__ in _OWN else found
+
+    def _own(self, module: types.ModuleType) -> types.ModuleType:
+        """This code's own copy of a module: what it replaces in there is replaced for it alone."""
+        copied = self.copies.get(module.__name__)
+        if copied is None:
+            copied = self.copies[module.__name__] = types.ModuleType(module.__name__)
+            vars(copied).update(vars(module))
+        return copied
 
     def _absolute(self, name: str, importer: Mapping[str, Any], level: int) -> str:
         package = str(importer.get("__package__") or "")[len(self.name) + 1 :]
