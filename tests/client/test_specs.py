@@ -323,3 +323,25 @@ def test_http_tools_that_are_wrong(folder: Path, text: str, said: str) -> None:
 def test_an_http_tool_ships_no_code(folder: Path) -> None:
     (folder / "t.yaml").write_text("name: x\nkind: http\nurl: http://127.0.0.1:1/x\n")
     assert read_spec("tool", folder / "t.yaml").files == {}
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        ('{team: "\\ud800"}', "labels.team: holds half of a character"),
+        ('{"\\ud800": x}', ".[key]: holds half of a character"),
+        ("{team: " + "x" * 257 + "}", "labels.team"),
+    ],
+)
+def test_a_label_that_cannot_be_sent_names_file_and_field(
+    folder: Path, labels: str, told: str
+) -> None:
+    path = folder / "session.yaml"
+    path.write_text(
+        f"agent: agent_spec.yaml\nenv: env_spec.yaml\nseed: 1\nmax_steps: 5\nlabels: {labels}\n"
+    )
+    with pytest.raises(SpecFileError) as caught:
+        read_session(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert told in str(caught.value)
+    str(caught.value).encode()  # can be shown

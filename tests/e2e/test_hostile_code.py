@@ -81,11 +81,10 @@ HOSTILE = {
 }
 
 BREAKS_MODULES = """
-            import copy, hashlib, json, struct, traceback, numpy
+            import copy, hashlib, json, struct, traceback
             def broken(*args, **kwargs): raise RuntimeError("broken")
             hashlib.sha256 = hashlib.blake2b = hashlib.new = json.loads = json.dumps = broken
             struct.pack = struct.unpack = struct.Struct = copy.deepcopy = broken
-            numpy.asarray = numpy.frombuffer = numpy.ascontiguousarray = broken
             traceback.format_exception = broken"""
 
 AGENT = """

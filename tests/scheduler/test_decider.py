@@ -43,7 +43,7 @@ from dsec_contracts.spec import PolicyFact, SpecFact
 from dsec_contracts.worker import Culprit, FencedFact, HeartbeatCircumstance, HeartbeatFact
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
-LIMITS = Limits(max_restarts=3, worker_deaths_max=5)
+LIMITS = Limits(max_restarts=3, worker_deaths_max=5, moves_max=4)
 AGENT, ENV, REWARD = "a" * 64, "b" * 64, "c" * 64
 
 
@@ -553,6 +553,25 @@ def test_deaths_of_others_count_against_nobody_until_there_are_too_many() -> Non
     (end,) = model.tick()
     assert isinstance(end, End)
     assert (end.status, end.code) == ("failed", "infrastructure")
+
+
+@pytest.mark.parametrize("how", ["drained", "released", "both"])
+def test_moves_in_good_order_are_bounded_too(how: str) -> None:
+    model = Model()
+    model.ask(request(1))
+    for n in range(LIMITS.moves_max):
+        model.beat(f"w{n}")
+        (place,) = model.tick()
+        assert isinstance(place, Place)
+        model.happens([place])
+        if how == "released" or (how == "both" and n % 2):
+            fact = ReleasedFact(session_id=session_id(1), attempt=place.attempt)
+            model.see(SessionReleased(fact=fact))
+        model.fenced(f"w{n}", "drained")
+    (end,) = model.tick()
+    assert isinstance(end, End)
+    assert (end.status, end.code) == ("failed", "infrastructure")
+    assert "gave it back 4 times" in end.message
 
 
 def test_a_placement_that_lands_behind_its_workers_fence_is_void() -> None:

@@ -203,6 +203,8 @@ def _validated(model: type[D], mapping: Mapping[str, Any], where: str) -> D:
 def _advice(kind: str, message: str, key: str, model: type[Document]) -> str:
     if kind == "missing":
         return "is missing: add it"
+    if kind == "string_unicode":
+        return "holds half of a character (a lone surrogate): write the whole one"
     if kind == "extra_forbidden":
         known = "" if "." in key else f"; known keys are {', '.join(model.model_fields)}"
         return f"is no known key{known}"

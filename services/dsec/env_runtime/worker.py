@@ -270,6 +270,7 @@ class Worker:
         async with self._starts:
             placed = event.fact
             if not self._free:
+                await asyncio.sleep(HAND_BACK_PAUSE_S)  # or it would come back at once, to no seat
                 await self._hand_back(event, None, "no seat is free")
                 return
             start_ns = now_ns()

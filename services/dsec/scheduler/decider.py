@@ -36,6 +36,7 @@ class Limits:
     max_restarts: int = 16
     worker_deaths_max: int = 64
     session_absent_limit_s: float = 60.0
+    moves_max: int = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,9 @@ def _verdict(session: Session, limits: Limits) -> tuple[EndStatus, str, str] | N
         return "failed", code, f"{session.restarts} of its workers died of it"
     if session.bystander_deaths >= limits.worker_deaths_max:
         return "failed", "infrastructure", f"{session.bystander_deaths} of its workers died"
+    if session.moves >= limits.moves_max:
+        told = f"workers gave it back {session.moves} times, or went in good order"
+        return "failed", "infrastructure", told
     return None
 
 

@@ -145,6 +145,7 @@ def _released(state: SchedulerState, event: SessionReleased, sequence: int) -> N
     session = state.sessions.get(fact.session_id)
     if session is None or session.status != "placed" or fact.attempt != session.attempt:
         return
+    session.moves += 1
     session.reason = f"released by {session.worker}"
     session.cause = keys.of(fact.session_id, keys.released(fact.attempt))
     session.moved_sequence = sequence
@@ -174,7 +175,9 @@ def _fenced(state: SchedulerState, event: WorkerFenced, sequence: int) -> None:
             session.death_reason = fact.reason
             session.restarts += 1
             session.alone = True
-        elif fact.reason != "drained":
+        elif fact.reason == "drained":
+            session.moves += 1
+        else:
             session.bystander_deaths += 1
         state.requeue(session)
 

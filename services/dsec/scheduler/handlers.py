@@ -90,6 +90,7 @@ class Scheduler:
             config.session_lifecycle.max_restarts,
             config.worker_deaths_max,
             config.session_absent_limit_s,
+            config.moves_max,
         )
         self.state = SchedulerState(monotonic())
         self._traces = Traces(telemetry, self.state.closed)

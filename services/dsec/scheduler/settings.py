@@ -88,6 +88,9 @@ class SchedulerConfig(Section):
     worker_deaths_max: Annotated[int, Field(ge=1, le=100_000, strict=True)] = 64
     """Deaths of workers that a session may see without being their cause; then it ends, code
     `infrastructure`."""
+    moves_max: Annotated[int, Field(ge=1, le=1_000_000, strict=True)] = 1_000
+    """How often a session may be given back by workers, or be on one that is stopped in good
+    order; then it ends, code `infrastructure`."""
     sessions_queued_max: Annotated[int, Field(ge=1, le=10_000_000, strict=True)] = 100_000
     """Sessions that wait in memory. Beyond it requests wait in the log, in their order, and are
     taken from there as places become free; none is refused."""

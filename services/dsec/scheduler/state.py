@@ -58,6 +58,8 @@ class Session:
     death_reason: DeathReason | None = None
     restarts: int = 0
     bystander_deaths: int = 0
+    moves: int = 0
+    """How often a worker gave it back, or went in good order."""
     alone: bool = False
     cancel: CancelCode | None = None
     in_flight: Literal["place", "end"] | None = None

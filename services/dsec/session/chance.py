@@ -20,7 +20,6 @@ import threading
 from typing import Any, Final, Protocol
 
 import numpy as np
-from numpy import array, asarray  # held: user code may replace numpy's
 
 from dsec.session.seeds import derive
 
@@ -190,10 +189,10 @@ class Chance:
             return self.torch_loaded.read()
         if self.torch_state is None:
             return None
-        return asarray(self.torch_state, dtype=np.uint8).copy()
+        return np.asarray(self.torch_state, dtype=np.uint8).copy()
 
     def _set_torch_bytes(self, saved: Any) -> None:
-        self.torch_state = None if saved is None else array(saved, dtype=np.uint8)
+        self.torch_state = None if saved is None else np.array(saved, dtype=np.uint8)
         if self.torch_loaded is not None:
             if self.torch_state is None:
                 raise ValueError("a state without torch cannot be set while torch is swapped in")
@@ -204,7 +203,7 @@ def _random_state(generator: random.Random) -> dict[str, Any]:
     version, words, gauss_next = generator.getstate()
     return {
         "version": version,
-        "words": array(words, dtype=np.uint32),
+        "words": np.array(words, dtype=np.uint32),
         "gauss_next": gauss_next,
     }
 

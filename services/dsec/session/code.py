@@ -12,7 +12,8 @@ that depends on the code alone; and importing an installed library from within a
 outside that session, or the first session in a process would see other draws than the second.
 
 What DSec uses itself in the same process (``hashlib``, ``json``, …) shipped code gets as copies, or
-a function that one session replaces would break all others.
+a function that one session replaces would break all others. That is for slips: who replaces parts
+of numpy, which works with its own public names, breaks the sessions beside it.
 
 Not covered: ``importlib.import_module("helper")`` in shipped code knows only installed names.
 """

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.keys import TURNS_PER_STEP_MAX
+from dsec_contracts.session import ShortText
 
 SPEC_FILE_BYTES_MAX = 1 << 20
 SPEC_FILES_MAX = 256
@@ -237,8 +238,8 @@ class SessionDocument(Document):
     reward: str = "env"
     seed: Annotated[int, Field(ge=0, le=2**63 - 1, strict=True)] = 0
     max_steps: Annotated[int, Field(ge=1, le=10**9, strict=True)]
-    group_id: str | None = None
-    labels: dict[str, str] = Field(default_factory=dict)
+    group_id: ShortText | None = None
+    labels: dict[ShortText, ShortText] = Field(default_factory=dict, max_length=64)
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     deadline_s: Annotated[float, Field(gt=0)] | None = None
     agents: Any = None
