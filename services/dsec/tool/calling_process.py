@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import BinaryIO
 
 from dsec.platform.child_pipes import bind, own_pipes, read_body, write_frame
 from dsec.platform.user_limits import UserLimits
 from dsec.tool.call import Tool, load
-from dsec.tool.frames import READY, Order, Outcome, frame, reply
+from dsec.tool.frames import READY, Failure, Order, Outcome, frame, reply
 from dsec_contracts.canonical import decode
+
+HIDDEN = "***"
 
 
 def serve(orders: BinaryIO, replies: BinaryIO) -> None:
@@ -35,7 +39,17 @@ def serve(orders: BinaryIO, replies: BinaryIO) -> None:
             tool = load(spec_hash, content, secrets)
         order = Order(*decode(body))
         outcome = tool.call(order) if isinstance(tool, Tool) else tool
-        write_frame(replies, frame(reply(outcome)))
+        write_frame(replies, frame(reply(_hidden(outcome, secrets))))
+
+
+def _hidden(outcome: Outcome, secrets: Mapping[str, str]) -> Outcome:
+    """A failure without the tool's secrets: what a client raises often names what it sent."""
+    if not isinstance(outcome, Failure):
+        return outcome
+    message = outcome.message
+    for secret in sorted(filter(None, secrets.values()), key=len, reverse=True):
+        message = message.replace(secret, HIDDEN)
+    return replace(outcome, message=message)
 
 
 def main() -> None:
