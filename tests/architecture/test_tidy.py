@@ -64,3 +64,39 @@ async def test_a_cancellation_that_a_client_lost_is_seen() -> None:
     task.cancel()
     await asyncio.wait_for(task, 1)
     assert rounds > 1
+
+
+UNPICKLING = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
+MAY_UNPICKLE = ("env_runtime", "session")
+"""What workers run. Unpickling runs whatever the bytes say, with the rights of whoever does it."""
+
+
+def unpickles(source: str) -> bool:
+    """Whether a module can unpickle: by a library for it, or by torch or numpy told to."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names = {(node.module or "").partition(".")[0]}
+        elif isinstance(node, ast.Call):
+            told = {word.arg for word in node.keywords}
+            names = {"pickle"} if told & {"allow_pickle", "weights_only"} else set()
+            names |= {"pickle"} if ast.unparse(node.func) == "torch.load" else set()
+        else:
+            continue
+        if names & UNPICKLING:
+            return True
+    return False
+
+
+def test_blobs_are_unpickled_only_in_workers() -> None:
+    found = [
+        str(file.relative_to(SERVICES))
+        for file in SERVICES.rglob("*.py")
+        if file.relative_to(SERVICES).parts[0] not in MAY_UNPICKLE and unpickles(file.read_text())
+    ]
+    assert not found, "these would run what others wrote"
+    assert unpickles("from pickle import loads")
+    assert unpickles("import torch\ntorch.load(f)")
+    assert unpickles("import numpy\nnumpy.load(f, allow_pickle=True)")
+    assert not unpickles("import json\njson.loads(s)")

@@ -165,7 +165,7 @@ def test_the_log_holds_no_secret(marked: RunningStack) -> None:
                     assert not shown(value, secrets), (table, row)
     assert rows > 10
     failed = marked.sql(
-        "select circumstance::text as told from event_log where kind = 'tool.failed'"
+        "select concat(fact_json, circumstance) as told from event_log where kind = 'tool.failed'"
     )
     assert failed
     for row in failed:  # the rest of the message is kept
