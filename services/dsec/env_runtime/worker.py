@@ -20,6 +20,7 @@ from time import monotonic_ns
 from typing import Any
 from uuid import UUID
 
+from dsec.env_runtime.hearing import Hearing
 from dsec.env_runtime.lane import Lane
 from dsec.env_runtime.running import RunningSlot
 from dsec.env_runtime.seats import (
@@ -133,6 +134,7 @@ class Worker:
         self._seats: dict[UUID, Seat] = {}
         self._opening: dict[UUID, SessionPlaced] = {}
         self._cancels: OrderedDict[UUID, Input] = OrderedDict()
+        self._hearing = Hearing(bus)
         self._followed: set[tuple[str, str]] = set()
         self._follows = 0
         self._slices = asyncio.Lock()
@@ -180,6 +182,7 @@ class Worker:
             start_sequence=start,
             inactive_s=CONSUMER_INACTIVE_S,
         )
+        self._hearing.add(placements)
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
@@ -191,6 +194,7 @@ class Worker:
                 self._spawn(self._heartbeat())
                 self._spawn(self._repeat_unanswered())
                 self._spawn(self._watch_stream())
+                self._spawn(self._hearing.watch())
                 await stop.wait()
                 await self._drain()
                 raise _Drained
@@ -204,13 +208,15 @@ class Worker:
 
     async def _replies(self, name: str, lane: str, start_sequence: int) -> Consumer:
         """The answers that go to a lane."""
-        return await self._bus.consumer(
+        consumer = await self._bus.consumer(
             name,
             [f"{kind}.{lane}" for kind in REPLY_FILTERS],
             start_sequence=start_sequence,
             ack="none",
             inactive_s=CONSUMER_INACTIVE_S,
         )
+        self._hearing.add(consumer)
+        return consumer
 
     async def _follow(self, previous: str, lane: Lane, start_sequence: int) -> None:
         """Hear the answers that go to `previous` too, while `lane` has sessions from there."""
@@ -225,6 +231,7 @@ class Worker:
     async def _hear_previous(self, previous: str, lane: Lane, consumer: Consumer) -> None:
         await lane.hear(consumer, previous)
         self._followed.discard((previous, lane.name))
+        self._hearing.remove(consumer)
         await consumer.close()
         with contextlib.suppress(*AWAY):  # then the server removes it once it is idle
             await self._bus.delete_consumer(consumer.name)
