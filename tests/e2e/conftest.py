@@ -103,6 +103,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
         state_dir, endpoints.nats_url, endpoints.database_url, endpoints.object_store_url
     )
     subprocess.run([*DSEC, "down", "--state-dir", str(state_dir)], timeout=60, check=True)
+    told = (state_dir / "logs" / "nats-server.log").read_text()
+    refused = [line for line in told.splitlines() if " Violation " in line]
+    assert not refused, "whatever happened, nobody needed what its user may not do"
 
 
 @pytest.fixture

@@ -29,7 +29,10 @@ from dsec.platform.user_limits import UserLimits
 UserLimits.from_argument({limits!r}).apply()
 """
 GREEDY = {
-    "files": ("kept = []\nwhile True: kept.append(open('/dev/null'))", "Too many open files"),
+    "files": (
+        "kept = []\nwhile len(kept) < 64: kept.append(open('/dev/null'))",
+        "Too many open files",
+    ),
     "file": ("f = open({folder!r} + '/f', 'wb')\nwhile True: f.write(bytes(65536))", "too large"),
     "memory": ("kept = []\nwhile True: kept.append(bytearray(1 << 20))", "MemoryError"),
 }
