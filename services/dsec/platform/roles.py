@@ -6,7 +6,9 @@ row of whoever publishes it, a new service is one more row.
 
 What NATS cannot express and other means have to: a wildcard covers whole tokens only, so workers,
 which share a user and name their consumers themselves, are kept from the services' consumers but
-not from each other's; and a worker's own key in a subject is the fence's to guard.
+not from each other's; and a worker's own key in a subject is the fence's to guard. The server does
+not look at reply subjects: who may call its API can have the answer put on any subject. None reads
+as an event, so the recorder puts it aside; on a fence's subject it fences, like any message.
 """
 
 from __future__ import annotations
