@@ -12,8 +12,9 @@ from pathlib import Path
 import nats.errors
 import pytest
 
-from dsec.platform.bus import Bus, BusError, NotPermitted
+from dsec.platform.bus import Bus, BusError, NotPermitted, connection
 from dsec.platform.bus.refusals import GuardedClient
+from dsec.platform.bus.retry import Retry
 from dsec.platform.nats_users import deploy_file, users, variable
 from dsec.platform.roles import OPERATOR, ROLES, Role
 from dsec.platform.stack.nats_server import (
@@ -320,7 +321,11 @@ async def test_the_deploy_file_works(tmp_path: Path, monkeypatch: pytest.MonkeyP
     child = ChildProcess(ProcessSpec("nats", argv, tmp_path / "log", env=environment))
     try:
         bus = await Bus.connect(f"nats://dsec:pw-dsec@127.0.0.1:{port}", "test")
+        monkeypatch.setattr(connection, "CONNECTING", Retry(wait_s_max=0.5, pause_s_max=0.1))
+        with pytest.raises(BusError, match="no stream DSEC: the recorder and `dsec up` make it"):
+            await bus.await_stream()
         await bus.ensure_stream()
+        await bus.await_stream()
         await bus.close()
         bus = await Bus.connect(f"nats://dsec-reward:pw-dsec-reward@127.0.0.1:{port}", "test")
         assert await may_publish(bus, "dsec.reward.scored.x")
