@@ -65,6 +65,21 @@ class Rig:
                     found.setdefault(name, []).append(process)
         return found
 
+    def cpu_s(self) -> dict[str, float]:
+        """CPU time of its processes so far, by what they are, in seconds."""
+        total: dict[str, float] = {}
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                command, times = process.cmdline(), process.cpu_times()
+                name = _name(command) or command[0].split("/")[-1].split(":")[0]
+                total[name] = total.get(name, 0.0) + times.user + times.system
+        return total
+
+    def workers_memory_bytes(self) -> int:
+        """Resident memory of its workers, together."""
+        running = self.processes()
+        return sum(p.memory_info().rss for p in running.get(WORKER, []) + running.get(ISOLATED, []))
+
     async def floor(self) -> int:
         """The recorder's floor: everything up to here is committed."""
         return await self.scalar("select sequence from log_floor order by epoch desc limit 1")

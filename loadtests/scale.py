@@ -17,9 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
-
-from rig import LEANING, WORKER, Rig, rig, say, write_session
+from rig import LEANING, Rig, rig, say, write_session
 
 STEPS = 1_000_000
 FEW = 256
@@ -28,26 +26,9 @@ MEASURED_S = 20.0
 WORKERS_SESSIONS_MAX = "12000"
 
 
-def cpu_s(stack: Rig) -> float:
-    """CPU time of the whole stack so far."""
-    total = 0.0
-    for process in psutil.Process().children(recursive=True):
-        try:
-            times = process.cpu_times()
-        except psutil.Error:
-            continue
-        total += times.user + times.system
-    return total
-
-
-def memory_bytes(stack: Rig) -> int:
-    """Resident memory of the workers."""
-    return sum(process.memory_info().rss for process in stack.processes().get(WORKER, []))
-
-
 async def alive(stack: Rig, session: Path, count: int) -> dict[str, float]:
     """So many sessions at once."""
-    before = memory_bytes(stack)
+    before = stack.workers_memory_bytes()
     group = await stack.client.request(session, count=count)
     began = time.monotonic()
     started = 0
@@ -61,16 +42,20 @@ async def alive(stack: Rig, session: Path, count: int) -> dict[str, float]:
         )
     start_s = time.monotonic() - began
     say(f"{count} sessions alive after {start_s:.0f} s")
-    low, used, at = await stack.floor(), cpu_s(stack), time.perf_counter()
+    low, used, at = await stack.floor(), sum(stack.cpu_s().values()), time.perf_counter()
     await asyncio.sleep(MEASURED_S)
-    high, used, lasted = await stack.floor(), cpu_s(stack) - used, time.perf_counter() - at
+    high, used, lasted = (
+        await stack.floor(),
+        sum(stack.cpu_s().values()) - used,
+        time.perf_counter() - at,
+    )
     steps = await stack.scalar(
         "select count(*) from event_log where kind = 'reward.scored' "
         "and sequence > :low and sequence <= :high",
         low=low,
         high=high,
     )
-    memory = memory_bytes(stack) - before
+    memory = stack.workers_memory_bytes() - before
     await stack.client.cancel(group.session_ids)
     await stack.client.wait(group, timeout_s=300)
     return {

@@ -18,8 +18,6 @@ import asyncio
 import json
 import os
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -28,14 +26,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from uuid import UUID
 
-import psutil
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncEngine
-
-from dsec.client.client import Client
-from dsec.platform.db import async_engine
-from dsec.platform.migrations import migrate
-from dsec.platform.stack import ServiceCommand, Stack, StackOptions
+from rig import Rig, rig, say, write_session
 
 ENVIRONMENT = "CartPole-v1"
 RAW_SECONDS = 3.0
@@ -54,23 +45,17 @@ class Agent:
     def on_reward(self, reward, done, info):
         self.total += reward
 '''
-SERVICES = tuple(
-    ServiceCommand(name.replace("_", "-"), (sys.executable, "-m", f"dsec.{name}"))
-    for name in ("recorder", "scheduler", "reward", "env_runtime")
-)
 
 
 def write_specs(directory: Path, max_steps: int) -> Path:
     """The session of this test as files; returns session.yaml."""
-    (directory / "agent.py").write_text(AGENT)
-    (directory / "agent_spec.yaml").write_text("entry: agent.py:Agent\n")
-    (directory / "env_spec.yaml").write_text(f"entry: gymnasium:{ENVIRONMENT}\n")
-    for name, steps in (("session", max_steps), ("warm_up", WARM_UP_STEPS)):
-        (directory / f"{name}.yaml").write_text(
-            "agent: agent_spec.yaml\nenv: env_spec.yaml\nreward: env\n"
-            f"seed: 1\nmax_steps: {steps}\n"
-        )
-    return directory / "session.yaml"
+    files = {
+        "agent.py": AGENT,
+        "agent_spec.yaml": "entry: agent.py:Agent\n",
+        "env_spec.yaml": f"entry: gymnasium:{ENVIRONMENT}\n",
+    }
+    write_session(directory / "warm_up", WARM_UP_STEPS, files)
+    return write_session(directory / "measured", max_steps, files)
 
 
 def raw_steps_per_s(seconds: float = RAW_SECONDS) -> float:
@@ -105,55 +90,14 @@ def cores_worth() -> float:
     return together / alone
 
 
-def workers_memory_bytes() -> int:
-    """Resident memory of this stack's worker processes, together."""
-    total = 0
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if "--worker" in process.cmdline():
-                total += process.memory_info().rss
-        except psutil.Error:
-            continue
-    return total
-
-
-async def floor(engine: AsyncEngine) -> int:
-    """The recorder's floor: everything up to here is committed."""
-    async with engine.connect() as connection:
-        found = await connection.execute(
-            text("select sequence from log_floor order by epoch desc limit 1")
-        )
-        return int(found.scalar() or 0)
-
-
-async def rewarded_between(engine: AsyncEngine, low: int, high: int) -> int:
+async def rewarded_between(stack: Rig, low: int, high: int) -> int:
     """Steps whose reward, and so both rows, lie between two positions."""
-    async with engine.connect() as connection:
-        found = await connection.execute(
-            text(
-                "select count(*) from event_log where kind = 'reward.scored' "
-                "and sequence > :low and sequence <= :high"
-            ),
-            {"low": low, "high": high},
-        )
-        return int(found.scalar() or 0)
-
-
-def cpu_seconds() -> dict[str, float]:
-    """CPU time of this stack's processes so far, by what they are."""
-    total: dict[str, float] = {}
-    for process in psutil.Process().children(recursive=True):
-        try:
-            command, times = process.cmdline(), process.cpu_times()
-        except psutil.Error:
-            continue
-        if "--worker" in command:
-            name = "worker"
-        else:
-            modules = [part for part in command if part.startswith("dsec.")]
-            name = modules[0] if modules else command[0].split("/")[-1].split(":")[0]
-        total[name] = total.get(name, 0.0) + times.user + times.system
-    return total
+    return await stack.scalar(
+        "select count(*) from event_log where kind = 'reward.scored' "
+        "and sequence > :low and sequence <= :high",
+        low=low,
+        high=high,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,27 +109,23 @@ class Sample:
     cpu_s: dict[str, float]
 
 
-async def sampled(engine: AsyncEngine, session_ids: Sequence[UUID]) -> tuple[list[Sample], int]:
+async def sampled(stack: Rig, session_ids: Sequence[UUID]) -> tuple[list[Sample], int]:
     """Samples of a batch until its first session ends, and the workers' memory at most."""
     deadline = time.monotonic() + BATCH_SECONDS_MAX
     samples: list[Sample] = []
     memory = 0
     while time.monotonic() < deadline:
         await asyncio.sleep(0.5)
-        samples.append(Sample(time.perf_counter(), await floor(engine), cpu_seconds()))
+        samples.append(Sample(time.perf_counter(), await stack.floor(), stack.cpu_s()))
         if len(samples) % 4:
             continue
-        memory = max(memory, workers_memory_bytes())
-        async with engine.connect() as connection:
-            found = await connection.execute(
-                text(
-                    "select count(*) from event_log where kind = 'session.ended' and "
-                    "session_id = any(:ids)"
-                ),
-                {"ids": list(session_ids)},
-            )
-            if found.scalar():
-                break  # from here on fewer run
+        memory = max(memory, stack.workers_memory_bytes())
+        if await stack.scalar(
+            "select count(*) from event_log where kind = 'session.ended' "
+            "and session_id = any(:ids)",
+            ids=list(session_ids),
+        ):
+            break  # from here on fewer run
     return samples, memory
 
 
@@ -198,17 +138,17 @@ class Batch:
     cpu_us_per_step: dict[str, float]
 
 
-async def batch(client: Client, engine: AsyncEngine, session: Path, n: int) -> Batch:
+async def batch(stack: Rig, session: Path, n: int) -> Batch:
     """One batch through the stack."""
-    before = workers_memory_bytes()
-    group = await client.request(session, count=n)
-    samples, memory = await sampled(engine, group.session_ids)
+    before = stack.workers_memory_bytes()
+    group = await stack.client.request(session, count=n)
+    samples, memory = await sampled(stack, group.session_ids)
     if len(samples) < 6:
         raise SystemExit("the batch was over before it could be measured: raise --steps")
     # Leave out the start, and the last interval, in which sessions ended.
     first, last = samples[len(samples) // 5], samples[-2]
-    steps = await rewarded_between(engine, first.floor, last.floor)
-    await client.wait(group)
+    steps = await rewarded_between(stack, first.floor, last.floor)
+    await stack.client.wait(group)
     used = {name: last.cpu_s[name] - first.cpu_s.get(name, 0.0) for name in last.cpu_s}
     return Batch(
         steps / (last.at_s - first.at_s),
@@ -217,46 +157,36 @@ async def batch(client: Client, engine: AsyncEngine, session: Path, n: int) -> B
     )
 
 
-async def measure(n: int, sync: str, pairs: int, steps_total: int) -> dict[str, object]:
+async def measure(
+    n: int, sync: str, pairs: int, steps_total: int, *, timescaledb: bool
+) -> dict[str, object]:
     """One row of the result."""
     batches: list[Batch] = []
     raws: list[float] = []
     worth: list[float] = []
-    with tempfile.TemporaryDirectory(prefix="dsec-throughput-") as name:
-        directory = Path(name)
-        session = write_specs(directory, max(steps_total // n, 40))
-        options = StackOptions(directory / "state", sync_interval=sync, services=SERVICES)
-        async with Stack(options, on_progress=lambda _: None) as stack:
-            endpoints = await stack.start_servers()
-            await asyncio.to_thread(migrate, endpoints.database_url)
-            await stack.start_services(dict(os.environ))
-            engine = async_engine(endpoints.database_url)
-            async with Client(
-                nats_url=endpoints.nats_url,
-                database_url=endpoints.database_url,
-                object_store_url=endpoints.object_store_url,
-            ) as client:
-                # Imports and caches are a worker's, not its sessions'.
-                await client.wait(await client.request(session.with_name("warm_up.yaml"), count=2))
-                for number in range(pairs):
-                    one = await batch(client, engine, session, n)
-                    raw = await asyncio.to_thread(raw_steps_per_s)
-                    worth.append(await asyncio.to_thread(cores_worth))
-                    print(
-                        f"{n} sessions, sync {sync}, pair {number + 1}: "
-                        f"{one.steps_per_s:,.0f} durable, {raw:,.0f} raw, "
-                        f"ratio {one.steps_per_s / raw:.3f}, CPU us a step {one.cpu_us_per_step}, "
-                        f"{os.cpu_count()} cores do the work of {worth[-1]:.2f}",
-                        file=sys.stderr,
-                    )
-                    batches.append(one)
-                    raws.append(raw)
-            await engine.dispose()
+    async with rig(sync_interval=sync, timescaledb=timescaledb) as stack:
+        session = write_specs(stack.directory, max(steps_total // n, 40))
+        # Imports and caches are a worker's, not its sessions'.
+        warm_up = stack.directory / "warm_up" / "session.yaml"
+        await stack.client.wait(await stack.client.request(warm_up, count=2))
+        for number in range(pairs):
+            one = await batch(stack, session, n)
+            raw = await asyncio.to_thread(raw_steps_per_s)
+            worth.append(await asyncio.to_thread(cores_worth))
+            say(
+                f"{n} sessions, sync {sync}, pair {number + 1}: "
+                f"{one.steps_per_s:,.0f} durable, {raw:,.0f} raw, "
+                f"ratio {one.steps_per_s / raw:.3f}, CPU us a step {one.cpu_us_per_step}, "
+                f"{os.cpu_count()} cores do the work of {worth[-1]:.2f}"
+            )
+            batches.append(one)
+            raws.append(raw)
     rates = [one.steps_per_s for one in batches]
     ratios = [rate / raw for rate, raw in zip(rates, raws, strict=True)]
     return {
         "sessions": n,
         "sync": sync,
+        "timescaledb": timescaledb,
         "raw_steps_per_s": round(statistics.median(raws)),
         "durable_steps_per_s": round(statistics.median(rates)),
         "ratio": round(statistics.median(ratios), 3),
@@ -274,6 +204,7 @@ async def main() -> None:
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=400_000, help="steps of a batch, in all")
     parser.add_argument("--all", action="store_true", help="every row that the README reports")
+    parser.add_argument("--timescaledb", action="store_true", help="the log as a hypertable")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     plan = [(n, arguments.sync) for n in arguments.sessions or [256]]
@@ -282,7 +213,10 @@ async def main() -> None:
             (256, "always"),
             (1024, "always"),
         ]
-    rows = [await measure(n, sync, arguments.pairs, arguments.steps) for n, sync in plan]
+    rows = [
+        await measure(n, sync, arguments.pairs, arguments.steps, timescaledb=arguments.timescaledb)
+        for n, sync in plan
+    ]
     if arguments.json:
         print(json.dumps(rows))
         return
