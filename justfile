@@ -3,6 +3,9 @@
 # Processes start a fifth sooner where they may keep their compiled modules.
 export PYTHONDONTWRITEBYTECODE := ""
 
+# Most tests wait for servers: three processes for two cores.
+spread := "-n 3 --dist loadgroup --no-loadscope-reorder"
+
 default:
     @just --list
 
@@ -16,11 +19,11 @@ check:
 
 # The test suite; starts every server that it needs
 test *arguments:
-    python -m pytest -m "not long" {{arguments}}
+    python -m pytest -m "not long" {{spread}} {{arguments}}
 
 # The tests that `just test` leaves out for their length, too
 test-all *arguments:
-    python -m pytest {{arguments}}
+    python -m pytest {{spread}} {{arguments}}
 
 # Format and mend what can be mended
 fix:

@@ -12,7 +12,7 @@ import contextlib
 import uuid
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
@@ -28,17 +28,40 @@ from dsec.platform.stack.timescale import timescale_programs
 
 T = TypeVar("T")
 PASSWORD = "for-tests-only"
-_left_out: list[str] = []
+DEAR_FIXTURES = ("stack", "timescale_root", "community_folder")
+_left_out: set[str] = set()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests are spread over processes, one process has all that share a dear fixture, and
+    otherwise a whole file; and what takes longest begins first."""
+    for item in items:
+        names = getattr(item, "fixturenames", ())
+        dear = next((name for name in DEAR_FIXTURES if name in names), None)
+        item.add_marker(pytest.mark.xdist_group(dear or item.nodeid.split("::")[0]))
+    items.sort(key=lambda item: item.get_closest_marker("stack") is None)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
     """Keep what is left out, for the last lines."""
-    _left_out.extend(item.nodeid for item in items if item.get_closest_marker("long"))
+    _left_out.update(item.nodeid for item in items if item.get_closest_marker("long"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process among several has no last lines: whoever started it has."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["left_out"] = sorted(_left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """One of several processes is done."""
+    _left_out.update(getattr(node, "workeroutput", {}).get("left_out", ()))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Nothing is left out silently."""
-    for node in _left_out:
+    for node in sorted(_left_out):
         terminalreporter.write_line(f"NOT RUN {node}: it is long; `just test-all` runs it")
 
 
