@@ -1,5 +1,6 @@
 """The events of DSec: what services and upstream systems agree on. Needs pydantic only."""
 
+from dsec_contracts.anchor import AnchorCaptured, AnchorLost, AnchorStored
 from dsec_contracts.canonical import CanonicalError, decode, encode
 from dsec_contracts.catalog import BY_TYPE, EVENTS, UnknownEvent, parse
 from dsec_contracts.envelope import Envelope, EnvelopeError, Event
@@ -12,6 +13,7 @@ from dsec_contracts.session import (
     SessionRejected,
     SessionReleased,
     SessionRequested,
+    SessionResumed,
     SessionStarted,
 )
 from dsec_contracts.spec import PolicyPublished, SpecRegistered
@@ -23,6 +25,9 @@ __all__ = [
     "BY_TYPE",
     "EVENTS",
     "SYSTEM_SESSION",
+    "AnchorCaptured",
+    "AnchorLost",
+    "AnchorStored",
     "CanonicalError",
     "Envelope",
     "EnvelopeError",
@@ -37,6 +42,7 @@ __all__ = [
     "SessionRejected",
     "SessionReleased",
     "SessionRequested",
+    "SessionResumed",
     "SessionStarted",
     "SessionStepped",
     "SpecRegistered",

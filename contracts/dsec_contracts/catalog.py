@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from dsec_contracts import reward, session, spec, step, tool, upcasters, worker
+from dsec_contracts import anchor, reward, session, spec, step, tool, upcasters, worker
 from dsec_contracts.envelope import Event
 
 EVENTS: tuple[type[Event], ...] = (
@@ -18,6 +18,7 @@ EVENTS: tuple[type[Event], ...] = (
     session.SessionPlaced,
     session.SessionStarted,
     session.SessionReleased,
+    session.SessionResumed,
     session.SessionEnded,
     step.SessionStepped,
     reward.RewardScored,
@@ -27,6 +28,9 @@ EVENTS: tuple[type[Event], ...] = (
     tool.ToolBegun,
     tool.ToolReturned,
     tool.ToolFailed,
+    anchor.AnchorCaptured,
+    anchor.AnchorStored,
+    anchor.AnchorLost,
     worker.WorkerFenced,
     worker.WorkerHeartbeat,
 )

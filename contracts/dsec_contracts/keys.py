@@ -138,6 +138,16 @@ def call_ordinal(step: int, turn: int, index: int) -> int:
     return (step << _TURN_BITS | turn) << _CALL_BITS | index
 
 
+def anchor(position: int) -> str:
+    """The key of the anchor that was taken behind so many steps."""
+    return f"anchor:{position}"
+
+
+def anchor_result(position: int) -> str:
+    """The key of what became of an anchor's blob, stored or lost."""
+    return f"anchor_result:{position}"
+
+
 def placed(attempt: int) -> str:
     """The key of a placement; attempts count from 1."""
     return f"placed:{attempt}"
@@ -146,6 +156,11 @@ def placed(attempt: int) -> str:
 def released(attempt: int) -> str:
     """The key of a worker's giving up of an attempt."""
     return f"released:{attempt}"
+
+
+def resumed(attempt: int) -> str:
+    """The key of an attempt's coming back."""
+    return f"resumed:{attempt}"
 
 
 def rejected(event_id: str) -> str:

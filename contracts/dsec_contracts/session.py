@@ -191,6 +191,43 @@ class SessionReleased(Event):
     circumstance: ReleasedCircumstance = ReleasedCircumstance()
 
 
+class ResumedFact(Part):
+    """The attempt that goes on where another one stopped."""
+
+    session_id: SessionId
+    attempt: Ordinal
+
+
+class AnchorMiss(Part):
+    """An anchor that a restart tried and did not use."""
+
+    anchor_id: str
+    position: int
+    code: str
+    """`blob_missing`, `blob_damaged`, `store_away`, `not_restorable`."""
+    message: Prose = ""
+
+
+class ResumedCircumstance(Part):
+    """From where, and at what cost."""
+
+    worker: str = ""
+    anchor_id: str | None = None
+    """The anchor that was loaded. None: it was re-executed from step 0."""
+    from_step: int = 0
+    """The first step that was executed again."""
+    steps_recorded: int = 0
+    """Steps that the log had of the attempts before."""
+    misses: list[AnchorMiss] = Field(default_factory=list)
+
+
+class SessionResumed(Event):
+    """A session that has anchors was brought back after the loss of its worker."""
+
+    fact: ResumedFact
+    circumstance: ResumedCircumstance = ResumedCircumstance()
+
+
 class EndedFact(Part):
     """How it ended. `chain` covers the last step's chain and this fact's other fields."""
 
