@@ -1,4 +1,4 @@
-"""What users of DSec import: `Agent`, `reward`, `Transition`, `Client`.
+"""What users of DSec import: `Agent`, `StateAnchor`, `reward`, `Transition`, `Client`.
 
 Everything is loaded when it is first asked for: agents import this package inside workers, where
 a database driver has no business, and the command line must answer at once.
@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from dsec.client.episodes import Episode
     from dsec.reward.declaration import Transition
     from dsec.reward.declaration import declare as reward
+    from dsec.session.state_anchor import StateAnchor
 
-__all__ = ["Agent", "Client", "Episode", "Group", "Transition", "reward"]
+__all__ = ["Agent", "Client", "Episode", "Group", "StateAnchor", "Transition", "reward"]
 
 _PLACES = {
     "Agent": "dsec.agent",
     "Client": "dsec.client.client",
     "Group": "dsec.client.client",
     "Episode": "dsec.client.episodes",
+    "StateAnchor": "dsec.session.state_anchor",
     "Transition": "dsec.reward",
 }
 

@@ -6,7 +6,10 @@ hooks below are called only where a class defines them, so the base class define
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+from dsec.session.state_anchor import WHOLE, StateAnchor
 
 
 class Agent:
@@ -26,6 +29,11 @@ class Agent:
     * `on_reward_missing(step: int, code: str)`: in place of `on_reward`, where none will come.
     * `on_episode_start(episode: int)`
     * `on_policy(version: str, state)`: the weights the session was requested with.
+    * `get_state()` and `set_state(state)` (or `load_state(state)`): all that `step` depends on, for
+      anchors. An agent without them is captured whole, by pickle. What `get_state` returns is
+      compared when the session is re-executed, if it is made of plain values and arrays.
+    * With `state_anchor` in what `step` returns an anchor is taken behind that step: `True`, a
+      state for `set_state`, or what `create_state_anchor` gives.
     """
 
     def __init__(self, session_config: dict[str, Any]) -> None:
@@ -37,11 +45,15 @@ class Agent:
         """Decide. Must be defined by the agent."""
         raise NotImplementedError(f"{type(self).__name__} must define step(observation)")
 
-    def create_state_anchor(self, *arguments: Any, **keywords: Any) -> Any:
-        """Capture the session's state. Not implemented yet: sessions restart from step 0."""
-        raise NotImplementedError(
-            "create_state_anchor is not implemented yet: leave it out; a session that loses its "
-            "worker is re-executed from step 0"
-        )
+    def create_state_anchor(self, state: Any = WHOLE, tags: Iterable[str] = ()) -> StateAnchor:
+        """What to return as `state_anchor`, so that the session's state is captured behind this
+        step: environment, chance and position, and of the agent `state`.
+
+        Args:
+            state: what `set_state` takes back; by default what `get_state` gives behind the step,
+                or, without these two, the agent as it is.
+            tags: up to 13, for people: `dsec anchors list` shows them.
+        """
+        return StateAnchor(state, tuple(tags))
 
     _create_state_anchor = create_state_anchor

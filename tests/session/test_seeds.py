@@ -28,7 +28,7 @@ def test_a_purpose_cannot_imitate_another():
 
 
 def test_purposes_are_separate():
-    assert len({derive(7, purpose, i) for purpose in PURPOSES for i in range(100)}) == 800
+    assert len({derive(7, purpose, i) for purpose in PURPOSES for i in range(100)}) == 900
 
 
 def test_numpy_integers_are_integers_and_floats_are_not():

@@ -11,7 +11,14 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.keys import TURNS_PER_STEP_MAX
@@ -55,16 +62,20 @@ class PolicyUse(Document):
 
 
 class Anchors(Document):
-    """When state is captured."""
+    """When state is captured, beside what the agent's own `state_anchor` asks for."""
 
-    every_steps: int = 0
+    every_steps: Annotated[int, Field(ge=0, le=10**9, strict=True)] = 0
+    """Behind every so many environment steps; 0: never."""
+    at_episode_start: bool = False
+    """Behind the reset that begins an episode, but for the first, which is where sessions begin."""
 
-    @field_validator("every_steps")
-    @classmethod
-    def _every_steps(cls, value: int) -> int:
-        if value != 0:
-            raise _not_yet("anchors.every_steps", "leave it at 0; sessions restart from step 0")
-        return value
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialize: Any) -> dict[str, Any]:
+        # Specs are named by their bytes: one that does not use the key keeps its name.
+        told: dict[str, Any] = serialize(self)
+        if not self.at_episode_start:
+            del told["at_episode_start"]
+        return told
 
 
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_\-]{1,64}$")]

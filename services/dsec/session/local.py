@@ -6,11 +6,13 @@ It is also what checks an agent, an environment and a reward function before the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Protocol
 from uuid import UUID
 
+from dsec.session.anchor_record import Frozen, captured_fact, frozen
 from dsec.session.documents import AgentDocument, EnvDocument, seal
 from dsec.session.io import (
     Call,
@@ -30,6 +32,8 @@ from dsec.session.machine import Interposition, SessionMachine
 from dsec.session.program import Program, load_program
 from dsec.session.tools import called_fact
 from dsec_contracts import (
+    AnchorCaptured,
+    AnchorStored,
     Event,
     RewardMissing,
     SessionEnded,
@@ -39,6 +43,7 @@ from dsec_contracts import (
     ToolReturned,
     keys,
 )
+from dsec_contracts.anchor import AnchorCapturedCircumstance, AnchorStoredFact
 from dsec_contracts.canonical import encode
 from dsec_contracts.keys import session_time
 from dsec_contracts.reward import RewardNoticeCircumstance, RewardNoticeFact
@@ -215,6 +220,24 @@ class MemoryLog:
         )
         return given
 
+    def anchored(self, anchor: Frozen) -> str:
+        """The rows of an anchor that was captured and stored. Returns the name of its blob."""
+        taken, size = anchor.taken, len(anchor.blob)
+        blob = sha256(anchor.blob).hexdigest()
+        told = AnchorCapturedCircumstance(blob=blob, size_bytes=size)
+        event = AnchorCaptured(fact=captured_fact(self.session_id, taken), circumstance=told)
+        key = keys.anchor(taken.position)
+        self.event(key, event, cause=keys.step(taken.position - 1))
+        stored = AnchorStoredFact(
+            session_id=self.session_id,
+            position=taken.position,
+            anchor_id=taken.anchor_id,
+            blob=blob,
+            size_bytes=size,
+        )
+        self.event(keys.anchor_result(taken.position), AnchorStored(fact=stored), cause=key)
+        return blob
+
     def ended(self, output: Ended, attempt: int = 1) -> None:
         """The row of an end."""
         event = SessionEnded(
@@ -256,6 +279,7 @@ def run_in_memory(
     request: RequestFact | None = None,
     call_tool: CallTool = no_tools,
     steps_max: int | None = None,
+    blobs: MutableMapping[str, bytes] | None = None,
 ) -> list[LogRow]:
     """Run a session and give the rows of its log.
 
@@ -263,12 +287,16 @@ def run_in_memory(
         scorer: what rewards the steps.
         request: logged as the first row where it is given.
         call_tool: what makes the agent's tool calls.
+        blobs: takes the blobs of the session's anchors; without it none are captured.
         steps_max: stop there, without an end, as a session does whose worker is killed.
     """
     log = MemoryLog(session_id)
     if request is not None:
         log.event(keys.REQUESTED, SessionRequested(fact=request))
     machine = SessionMachine(program, config, interposition)
+    anchors: list[Frozen] = []
+    if blobs is not None:
+        machine.on_anchor = lambda taken: anchors.append(frozen(taken))
     output = machine.start()
     if isinstance(output, Started):
         log.started(output)
@@ -277,6 +305,9 @@ def run_in_memory(
             stepped = machine.step()
             if isinstance(stepped, Stepped):
                 log.stepped(stepped)
+                while anchors and blobs is not None:
+                    anchor = anchors.pop()
+                    blobs[log.anchored(anchor)] = anchor.blob
                 machine.deliver(_reward(log, scorer, stepped, prior))
                 prior = stepped.reset_observation or stepped.observation
             if (turn := machine.called) is not None:

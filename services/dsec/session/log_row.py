@@ -26,6 +26,10 @@ REWARD_MISSING = "reward.missing"
 TOOL_CALLED = "tool.called"
 TOOL_RETURNED = "tool.returned"
 TOOL_FAILED = "tool.failed"
+ANCHOR_CAPTURED = "anchor.captured"
+ANCHOR_STORED = "anchor.stored"
+ANCHOR_LOST = "anchor.lost"
+ANCHORS = frozenset((ANCHOR_CAPTURED, ANCHOR_STORED, ANCHOR_LOST))
 
 
 class LogRow(NamedTuple):

@@ -27,6 +27,7 @@ from numpy import ndarray
 from dsec.session import chance as chances
 from dsec.session.adapters.gymnasium import EnvError, GymnasiumAdapter
 from dsec.session.adapters.state import StateError
+from dsec.session.anchors import Anchoring, OnAnchor, restorer
 from dsec.session.chain import chain_end, chain_next, chain_start, digest16
 from dsec.session.chance import Chance
 from dsec.session.io import (
@@ -48,6 +49,7 @@ from dsec.session.io import (
 )
 from dsec.session.program import Program
 from dsec.session.seeds import derive
+from dsec.session.state_anchor import WHOLE, state_anchor_of
 from dsec.session.tools import Answers, CallsInvalid, CallsTooLarge, calls_of, result_of
 from dsec_contracts import keys
 from dsec_contracts.canonical import CanonicalError, encode, head
@@ -70,7 +72,9 @@ _HASH16 = b"\x50"
 _STEP_HEAD = head(4, 13)
 _FLOAT = Struct(">Bd").pack
 _NAN = encode(float("nan"))
-_KNOWN_KEYS = frozenset(("action", "action_params", "provenance", "extras", "tool_calls"))
+_KNOWN_KEYS = frozenset(
+    ("action", "action_params", "provenance", "extras", "tool_calls", "state_anchor")
+)
 
 
 class Interposition(Protocol):
@@ -103,6 +107,7 @@ class SessionMachine:
 
     __slots__ = (
         "_agent",
+        "_anchors",
         "_answers",
         "_array_head",
         "_array_key",
@@ -114,6 +119,7 @@ class SessionMachine:
         "_episode",
         "_episode_begun",
         "_final",
+        "_given",
         "_info",
         "_inputs",
         "_interposition",
@@ -134,6 +140,7 @@ class SessionMachine:
         "config",
         "ended",
         "last",
+        "on_anchor",
         "recorded_actions",
     )
 
@@ -146,6 +153,9 @@ class SessionMachine:
         self._chance = Chance(derive(config.seed, "chance", config.agent_stream))
         self._env: GymnasiumAdapter
         self._agent: Any = None
+        self._given: dict[str, Any] = {}
+        """What the agent was made with."""
+        self._anchors = Anchoring.of(program.agent.anchors)
         self._on_episode_start: Callable[..., Any] | None = None
         self._on_reward: Callable[..., Any] | None = None
         self._on_missing: Callable[..., Any] | None = None
@@ -179,6 +189,8 @@ class SessionMachine:
         """The step taken last: published again if nobody answers it."""
         self.recorded_actions: Callable[[int], Any] | None = None
         """For a D1 session that is re-executed: the action of a step, in place of the agent's."""
+        self.on_anchor: OnAnchor | None = None
+        """Called with every anchor, while it is taken."""
 
     # -- outputs -------------------------------------------------------------------------------
 
@@ -223,13 +235,22 @@ class SessionMachine:
         chance.position = self._step
         self._interposition.enter(chance)
         try:
-            if self._tools is not None:
-                return self._act_or_call(self._decide())
-            return self._act(self._decide())
+            decision = self._decide()
+            taken = self._act(decision) if self._tools is None else self._act_or_call(decision)
+            if self._anchors is not None and type(taken) is Stepped:
+                self._take_anchor(self._anchors)
+            return taken
         except _Stop as stop:
             return self._end("failed", stop.code, str(stop))
         finally:
             self._interposition.exit(chance)
+
+    def _take_anchor(self, anchors: Anchoring) -> None:
+        """Take an anchor if one is due. The step before it happened, whatever comes of that."""
+        try:
+            anchors.after_step(self)
+        except _Stop as stop:
+            self._pending_stop = stop
 
     def deliver(self, given: Input) -> Ended | None:
         """Give the session an input. What is not due, or was given before, changes nothing."""
@@ -316,20 +337,25 @@ class SessionMachine:
         self._observation, self._prior = observation, encoded
         return Started(reset, self.chain, encoded)
 
-    def _make_agent(self) -> None:
+    def _make_agent(self, anchor_id: str | None = None) -> None:
         """Make the agent and look up its hooks. All of it is user code, attributes included."""
         config = self.config
-        self._agent = agent = self._program.agent_class(self._session_config())
+        self._given = self._session_config(anchor_id)
+        # A copy: the agent may do with its configuration what it likes.
+        self._bind(agent := self._program.agent_class(dict(self._given)))
+        on_policy = getattr(agent, "on_policy", None) if config.policy_version else None
+        if on_policy is not None:
+            on_policy(config.policy_version, config.policy_state)
+
+    def _bind(self, agent: Any) -> None:
+        self._agent = agent
         self._on_episode_start = getattr(agent, "on_episode_start", None)
         self._on_reward = getattr(agent, "on_reward", None)
         self._on_missing = getattr(agent, "on_reward_missing", None)
         if self._tools is not None:
             self._on_tool_result = getattr(agent, "on_tool_result", None)
-        on_policy = getattr(agent, "on_policy", None) if config.policy_version else None
-        if on_policy is not None:
-            on_policy(config.policy_version, config.policy_state)
 
-    def _session_config(self) -> dict[str, Any]:
+    def _session_config(self, anchor_id: str | None) -> dict[str, Any]:
         config, env = self.config, self._env
         stream, document = config.agent_stream, self._program.agent
         return {
@@ -340,7 +366,7 @@ class SessionMachine:
             "resource_profile": dict(document.resource_profile),
             "max_steps": config.max_steps,
             "seed": derive(config.seed, "agent", stream),
-            "anchor_id": None,
+            "anchor_id": anchor_id,
         }
 
     def _reset(self, episode: int) -> tuple[Any, dict[str, Any]]:
@@ -407,8 +433,11 @@ class SessionMachine:
         if len(decision) == 1:
             return action, b""
         for name in decision.keys() - _KNOWN_KEYS:
-            hint = "is not implemented yet" if name == "state_anchor" else "is not known"
-            raise _Stop("agent_invalid", f"step() returned the key {_short(name)}, which {hint}")
+            raise _Stop(
+                "agent_invalid", f"step() returned the key {_short(name)}, which is not known"
+            )
+        if decision.get("state_anchor") is not None:
+            self._ask_for_anchor(decision["state_anchor"])
         if decision.get("tool_calls"):
             raise _Stop(
                 "agent_invalid",
@@ -418,6 +447,22 @@ class SessionMachine:
             action = {"action": action, "action_params": params}
         extras = {k: decision[k] for k in ("extras", "provenance") if decision.get(k) is not None}
         return action, _encoded("agent_invalid", "the extras", extras) if extras else b""
+
+    def _ask_for_anchor(self, given: Any) -> None:
+        try:
+            asked = state_anchor_of(given)
+        except ValueError as error:
+            raise _Stop("agent_invalid", f"state_anchor: {error}") from error
+        if asked is None:
+            return
+        if asked.state is not WHOLE and restorer(self._agent) is None:
+            raise _Stop(
+                "agent_invalid",
+                "state_anchor holds a state, and the agent has no set_state(state) to take it back",
+            )
+        if self._anchors is None:
+            self._anchors = Anchoring(self._program.agent.anchors)
+        self._anchors.given = asked
 
     def _act_or_call(self, decision: Any) -> Stepped | Called:
         """A step, a turn of tool calls, or a step together with one."""

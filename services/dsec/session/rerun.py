@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from dsec.session import log_row
+from dsec.session.anchor_record import Compared, RecordedAnchor, captured_of, with_outcome
 from dsec.session.chain import chain_end, digest16
 from dsec.session.io import (
     REWARD,
@@ -80,6 +81,8 @@ class Recorded:
     ended: Ended | None = None
     turns: dict[tuple[int, int], Called] = field(default_factory=dict)
     """Tool calls by step and turn."""
+    anchors: dict[int, RecordedAnchor] = field(default_factory=dict)
+    """By position."""
 
     @classmethod
     def from_rows(cls, rows: Iterable[Row]) -> Recorded:
@@ -106,6 +109,7 @@ class Recorded:
                 raise RecordedInvalid(f"{row.key} cannot be read: {error!r}") from error
         recorded.steps = [steps[n] for n in sorted(steps)]
         recorded.inputs = list(inputs.values())
+        recorded._take_anchors(ordered)
         for n, step in enumerate(recorded.steps):
             if step.step != n:
                 raise RecordedGap(n, step.step)
@@ -117,6 +121,8 @@ class Recorded:
             self.reset, self.chain_0 = fact_bytes(fact, "reset"), fact_bytes(fact, "chain")
         elif row.kind == log_row.ENDED and self.ended is None:
             self.ended = ended_of(row)
+        elif row.kind in log_row.ANCHORS:
+            pass  # taken together, since each has two rows
         elif row.kind == log_row.TOOL_CALLED:
             turn = turn_of(row)
             self.turns.setdefault((turn.step, turn.turn), turn)
@@ -124,6 +130,24 @@ class Recorded:
             given = input_of(row)
             if given is not None:
                 inputs.setdefault((given.kind, given.ordinal), given)
+
+    def _take_anchors(self, ordered: list[Row]) -> None:
+        captured: dict[int, Row] = {}
+        for row in ordered:
+            if row.kind not in log_row.ANCHORS:
+                continue
+            try:
+                if row.kind == log_row.ANCHOR_CAPTURED:
+                    anchor = captured_of(row)
+                    self.anchors.setdefault(anchor.position, anchor)
+                    captured.setdefault(anchor.position, row)
+                elif (at := int(fact_map(row)["position"])) in captured:
+                    # The first outcome counts. No anchor is stored before it is captured.
+                    anchor = self.anchors[at]
+                    if anchor.blob is None and not anchor.lost:
+                        self.anchors[at] = with_outcome(anchor, row, captured[at])
+            except (ValueError, KeyError, TypeError) as error:
+                raise RecordedInvalid(f"{row.key} cannot be read: {error!r}") from error
 
     def decision(self, step: int) -> dict[str, Any]:
         """What the agent decided at a recorded step."""
@@ -207,8 +231,8 @@ class Divergence:
 
     `step` is None for the first reset (`reset`, `chain_0`) and for the end (`status`, `code`,
     `steps`, `episodes`, `inputs`, `chain`). `field` is one of `STEP_FIELDS` for a step, or
-    `chain`; `status` where one side ended and the other did not; `fact` where the recorded bytes
-    are no fact at all. `expected` is the log's, `actual` the re-execution's.
+    `chain` or `anchor`; `status` where one side ended and the other did not; `fact` where the
+    recorded bytes are no fact at all. `expected` is the log's, `actual` the re-execution's.
     """
 
     step: int | None
@@ -272,7 +296,9 @@ class _NotInLog(Exception):
 
 
 def rerun(machine: SessionMachine, recorded: Recorded) -> Divergence | None:
-    """Drive a fresh machine through the record and name the first difference, if there is one.
+    """Drive a machine through the record and name the first difference, if there is one.
+
+    The machine is a fresh one, or stands behind a recorded step because it was made from an anchor.
 
     Afterwards, if all is equal, the machine stands where the log stops: at its end, or live with
     its last output unanswered. A log without a start and without an end leaves it untouched.
@@ -289,16 +315,21 @@ def rerun(machine: SessionMachine, recorded: Recorded) -> Divergence | None:
 
 
 def rerun_steps(
-    machine: SessionMachine, recorded: Recorded
+    machine: SessionMachine, recorded: Recorded, anchors: Compared | None = None
 ) -> Generator[int, None, Divergence | None]:
     """`rerun`, step by step: yields each step before its user code runs, so that whoever drives it
-    can give a long record's steps a deadline each, and do other things between them."""
+    can give a long record's steps a deadline each, and do other things between them.
+
+    Args:
+        anchors: what becomes of those that are taken; by default they are only compared.
+    """
+    machine.on_anchor = compared = anchors or Compared(recorded.anchors, keep=False)
     if not machine.deterministic:
         machine.recorded_actions = recorded.decision
     try:
-        return (yield from _rerun(machine, recorded, _Named(recorded.inputs)))
+        return (yield from _rerun(machine, recorded, _Named(recorded.inputs), compared))
     finally:
-        machine.recorded_actions = None
+        machine.recorded_actions = machine.on_anchor = None
 
 
 def undelivered(recorded: Recorded, machine: SessionMachine) -> list[Input]:
@@ -318,19 +349,21 @@ def undelivered(recorded: Recorded, machine: SessionMachine) -> list[Input]:
 
 
 def _rerun(
-    machine: SessionMachine, recorded: Recorded, named: _Named
+    machine: SessionMachine, recorded: Recorded, named: _Named, anchors: Compared
 ) -> Generator[int, None, Divergence | None]:
     if recorded.reset is None:
         if recorded.steps:
             return Divergence(None, "reset", None, "the log has steps and no start")
-    else:
+    elif machine.chain is None:
         divergence = _compare_start(machine.start(), recorded)
         if divergence is not None:
             return divergence
-    turns = _Turns(recorded)
-    for step in recorded.steps:
+    turns = _Turns(recorded, machine.steps)
+    for step in recorded.steps[machine.steps :]:
         yield step.step
         divergence = yield from _rerun_step(machine, step, named, turns)
+        if divergence is None and recorded.anchors:
+            divergence = _anchor_difference(machine, anchors)
         if divergence is not None:
             return divergence
     if recorded.turns:
@@ -343,9 +376,9 @@ def _rerun(
 class _Turns:
     """The recorded tool calls beside those that come out again."""
 
-    def __init__(self, recorded: Recorded) -> None:
+    def __init__(self, recorded: Recorded, from_step: int) -> None:
         self._recorded = recorded.turns
-        self._unseen = dict(recorded.turns)
+        self._unseen = {at: turn for at, turn in recorded.turns.items() if at[0] >= from_step}
         self.next_step = len(recorded.steps)
 
     def compare(self, output: Called) -> Divergence | None:
@@ -409,6 +442,17 @@ def _rerun_last_turns(
         if (divergence := turns.compare(output)) is not None:
             return divergence
     return turns.unseen()
+
+
+def _anchor_difference(machine: SessionMachine, anchors: Compared) -> Divergence | None:
+    """The anchor behind the step that was just taken, with what the log has there."""
+    difference = anchors.difference(machine.steps)
+    if difference is None:
+        return None
+    expected, actual = difference
+    if actual is None and not machine.deterministic:
+        return None  # the agent asked for it, and is not asked again
+    return Divergence(machine.steps - 1, "anchor", expected, actual)
 
 
 def _waits(machine: SessionMachine) -> list[list[Any]]:

@@ -22,7 +22,9 @@ import hashlib
 from operator import index as as_int
 from typing import Final
 
-PURPOSES: Final = ("env", "action_space", "agent", "numpy", "torch", "random", "time", "uuid")
+PURPOSES: Final = (
+    *("env", "action_space", "agent", "numpy", "torch", "random", "time", "uuid", "anchor"),
+)
 """The purposes in use, so that no two consumers take the same by accident."""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 
 from dsec.session.adapters.state import StateProbe
+from dsec.session.adapters.state_memory import Memory, memory_of, recall
 from dsec.session.chain import digest16
 from dsec.session.code import CodeNamespace
 
@@ -69,6 +70,43 @@ class GymnasiumAdapter:
             return digest16(own if isinstance(own, bytes) else str(own).encode())
         assert self._probe is not None, "reset comes first"
         return digest16(self._probe.read())
+
+    @property
+    def env(self) -> Any:
+        """The environment itself: what an anchor carries."""
+        return self._env
+
+    def memory(self) -> Memory:
+        """What `state_hash` depends on beside the environment's state."""
+        assert self._probe is not None, "reset comes first"
+        return memory_of(self._probe)
+
+    @classmethod
+    def resumed(cls, env: Any, memory: Memory, state_hash: bytes) -> GymnasiumAdapter:
+        """The adapter of an environment that was captured after its first reset.
+
+        Args:
+            memory: of the adapter that it was captured from.
+            state_hash: what that one gave last, which this one must give again.
+
+        Raises:
+            EnvError: `env_invalid`: it gives another hash, so not all of its state came back.
+        """
+        adapter = cls(env)
+        adapter._probe = probe = StateProbe(env)
+        try:
+            recall(probe, memory, reads_back=1)
+            whole = adapter.state_hash() == state_hash
+        except (KeyError, ValueError, TypeError):  # attributes that are not there
+            whole = False
+        if not whole:
+            raise EnvError(
+                "env_invalid",
+                f"{type(env).__name__} does not come back whole from a pickle: its state hash is "
+                "another (gymnasium.utils.EzPickle, for one, keeps arguments and no state)",
+            )
+        recall(probe, memory)
+        return adapter
 
     def agent_action_space(self, seed: int) -> Any:
         """A copy of the action space for the agent, with its own seed."""

@@ -1,0 +1,49 @@
+"""What an agent returns as `state_anchor`: that its session's state be captured now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dsec_contracts.anchor import ANCHOR_TAGS_MAX
+
+TAG_CHARS_MAX = 64
+
+
+class _Whole:
+    """Stands for the agent as it is, in place of a state that it gives itself."""
+
+    def __repr__(self) -> str:
+        return "WHOLE"
+
+
+WHOLE: Final = _Whole()
+
+
+@dataclass(frozen=True, slots=True)
+class StateAnchor:
+    """What `create_state_anchor` gives. `state` is `WHOLE` where the agent leaves it to DSec."""
+
+    state: Any = WHOLE
+    tags: tuple[str, ...] = ()
+
+
+def state_anchor_of(given: Any) -> StateAnchor | None:
+    """What a decision's `state_anchor` asks for: None or False for nothing, True for the agent as
+    it is, anything else is the agent's state.
+
+    Raises:
+        ValueError: its tags are none.
+    """
+    if given is None or given is False:
+        return None
+    if given is True:
+        return StateAnchor()
+    if type(given) is not StateAnchor:
+        return StateAnchor(given)
+    if len(given.tags) > ANCHOR_TAGS_MAX - 3:
+        raise ValueError(f"{len(given.tags)} tags; an anchor takes {ANCHOR_TAGS_MAX - 3}")
+    for tag in given.tags:
+        if type(tag) is not str or not 0 < len(tag) <= TAG_CHARS_MAX or not tag.isprintable():
+            raise ValueError(f"a tag is printable text of 1 to {TAG_CHARS_MAX} characters")
+    return given
