@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 import pytest
 from psycopg import sql
+from tests import seaweedfs
 
 from dsec.platform.stack.errors import StackError
 from dsec.platform.stack.nats_server import NatsServerOptions, nats_server_process
@@ -116,6 +118,30 @@ def timescale_url(timescale_root: Path) -> Iterator[str]:
     programs = _run(timescale_programs(timescale_root, folder / "apt.log", print))
     with _running(_run(prepare_postgres(options, programs))):
         yield options.url
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[seaweedfs.Server]:
+    """An S3 server, shared by the whole run; its credentials are in the environment meanwhile."""
+    server, spec = seaweedfs.seaweedfs(tmp_path_factory.mktemp("seaweedfs"))
+    with seaweedfs.in_environment(seaweedfs.CREDENTIALS), _running(spec):
+        yield server
+
+
+@pytest.fixture
+def s3_url(s3_server: seaweedfs.Server) -> str:
+    """The URL of an empty object store on it."""
+    return replace(s3_server, prefix=uuid.uuid4().hex).url
+
+
+@pytest.fixture(params=["directory", "s3"])
+def object_store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty object store: a directory, then a bucket."""
+    if request.param == "s3":
+        url: str = request.getfixturevalue("s3_url")
+        return url
+    (tmp_path / "objects").mkdir()
+    return (tmp_path / "objects").as_uri()
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ import pytest
 
 from dsec.doctor import baseline, binaries, clock, gpu, machine, namespaces, place, store
 from dsec.doctor.clock import Drift, drift_finding
-from dsec.platform.object_proof import Directory, ProofFailed, prove
+from dsec.platform.object_directory import Directory
+from dsec.platform.object_proof import ProofFailed, prove
 from dsec.platform.stack.state import StackRecord, StateDir
 
 

@@ -20,6 +20,7 @@ from dsec.client.client import Client
 from dsec.client.endpoints import ClientError
 from dsec.client.verdicts import unverified
 from dsec.env_runtime.supervisor import WORKER_ENVIRONMENT
+from dsec.platform.object_s3 import credentials_of
 from dsec.platform.user_environment import without_secrets
 
 ANSWER_BYTES_MAX = 1 << 26
@@ -95,7 +96,12 @@ class _Process:
                 limit=ANSWER_BYTES_MAX,
             )
         )
-        where = {"database_url": client.database_url, "object_store_url": client.object_store_url}
+        # Not in its environment, where the session's code could read them.
+        where = {
+            "database_url": client.database_url,
+            "object_store_url": client.object_store_url,
+            "object_store_credentials": credentials_of(os.environ),
+        }
         made._write(json.dumps(where))
         try:
             async with asyncio.timeout(START_WAIT_S_MAX):

@@ -12,7 +12,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 from uuid import UUID
 
@@ -36,9 +36,11 @@ from dsec_contracts.canonical import decode
 class Verifier:
     """Verifies sessions of one log; programs, scorers and weights are loaded once."""
 
-    def __init__(self, log: LogReader, object_store_url: str) -> None:
+    def __init__(
+        self, log: LogReader, object_store_url: str, credentials: Mapping[str, str]
+    ) -> None:
         self._log = log
-        self._objects = ObjectStore(object_store_url) if object_store_url else None
+        self._objects = ObjectStore(object_store_url, credentials) if object_store_url else None
         self._programs: dict[tuple[str, str], Program] = {}
         self._scorers: dict[str, Scorer] = {}
         self._weights: dict[str, bytes] = {}
@@ -153,7 +155,7 @@ def _unloadable(rows: list[LogRow], error: ProgramError) -> Verdict:
 async def _serve(answers: TextIO) -> None:
     where = json.loads(sys.stdin.readline())
     log = await LogReader.connect(where["database_url"])
-    verifier = Verifier(log, where["object_store_url"])
+    verifier = Verifier(log, where["object_store_url"], where["object_store_credentials"])
     answers.write("ready\n")
     answers.flush()
     try:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from dsec.doctor.finding import Finding, Unseen
 from dsec.doctor.hiding import Hidden, shown
-from dsec.platform.object_proof import ProofFailed, provable, prove
-from dsec.platform.objects import ObjectStoreError
+from dsec.platform.object_proof import ProofFailed, prove
+from dsec.platform.objects import ObjectStoreError, backend_of
 from dsec.platform.stack.state import StateDir
 
 
@@ -20,12 +20,12 @@ def object_store(url: str | None, state_dir: Path) -> Finding:
         raise Unseen("No object store is given, and the stack has not made its own yet.")
     told, seen = shown(url), {"url": shown(url)}
     try:
-        prove(provable(url))
+        prove(backend_of(url))
     except ObjectStoreError as error:
         return Finding(
             "fail",
             f"{told}: {Hidden([url]).hide(str(error).replace(url, told))}.",
-            "Set DSEC_OBJECT_STORE_URL to a directory (file:///…).",
+            "Set DSEC_OBJECT_STORE_URL to a directory (file:///…) or a bucket (s3://…).",
             seen,
         )
     except ProofFailed as error:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from time import monotonic_ns
 
+from dsec.env_runtime.anchors import Outbox
 from dsec.env_runtime.calls import Calls
 from dsec.env_runtime.packing import Row, heard, pack, split
 from dsec.env_runtime.running import RunningSlot
@@ -72,6 +74,7 @@ class Lane:
         self._ends: list[tuple[Seat, Ended]] = []
         self._unanswered: list[tuple[Seat, Stepped]] = []
         self._calls = Calls(bus, name, worker)
+        self.anchors = Outbox(bus, objects, name, worker, self._wake.set)
         self._stopping = False
         self._held = False
         self._busy = asyncio.Lock()
@@ -91,6 +94,7 @@ class Lane:
 
     def join(self, seat: Seat) -> None:
         """A session enters, live from now on."""
+        seat.machine.on_anchor = partial(self.anchors.take, seat)
         self.seats[seat.raw_id] = seat
         if seat.machine.awaiting is None:
             self._ready[seat.raw_id] = seat
@@ -133,11 +137,13 @@ class Lane:
             await self._publish(unanswered, again=True)
         await self._publish_calls()
         await self._publish_ends()
-        if not self._ready or self._held:
+        if not self._ready or self._held or self.anchors.full:
             return False
         ready, self._ready = self._ready, {}
         self._traces.begin()
         await self._publish(await self._step_all(ready), again=False)
+        if self.anchors.fresh:
+            self.anchors.release()
         await self._publish_calls()  # behind the steps: a call beside an action names its step
         await self._publish_ends()
         return True
@@ -292,10 +298,16 @@ class Lane:
             self._waiting = set()  # they join a later tick
 
     async def _publish_ends(self) -> None:
+        """Publish ends. One whose anchors are on their way comes after them."""
+        waiting = []
         while self._ends:
             seat, ended = self._ends.pop(0)
+            if seat.anchors_waiting:
+                waiting.append((seat, ended))
+                continue
             self.leave(seat)
             await self._on_ended(seat, ended)
+        self._ends = waiting
 
     def repeat_unanswered(self) -> None:
         """Have the lane publish again, under the same keys, what nobody answered in time."""

@@ -15,12 +15,15 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
+from dsec.env_runtime.loading import Loaded as LoadedAnchor
 from dsec.env_runtime.packing import Sender
 from dsec.env_runtime.running import RunningSlot
 from dsec.platform.interposition import interposition_for
 from dsec.platform.log import LogBehind, LogReader
 from dsec.platform.objects import BlobNotFound, ObjectStore, ObjectStoreError
 from dsec.platform.virtual import undeclared_uses
+from dsec.session.anchor_record import Compared, Frozen
+from dsec.session.anchor_restore import NotRestorable, restored
 from dsec.session.chain import chain_end
 from dsec.session.documents import RewardDocument, SpecError, unseal
 from dsec.session.io import AWAITS_RESULTS, Called, Ended, Input, Started, Stepped
@@ -36,7 +39,7 @@ from dsec.session.rerun import (
 )
 from dsec_contracts import SYSTEM_SESSION, keys
 from dsec_contracts.canonical import decode, encode
-from dsec_contracts.session import PlacedFact, RequestFact
+from dsec_contracts.session import PlacedFact, RequestFact, ResumedCircumstance
 from dsec_contracts.step import STEP_FIELDS
 from dsec_contracts.tool import ToolUse
 
@@ -99,7 +102,10 @@ class Seat:
     """When the last step began (wall clock); kept for sessions with `trace_steps` only."""
     lost_memory_before_step: int = 0
     """Of a session whose agent is not re-executed: what the agent's `step` kept of the steps before
-    this one was lost with an earlier attempt. 0: nothing was."""
+    this one, since the anchor that it came back from, was lost with an earlier attempt. 0: nothing
+    was."""
+    anchors_waiting: int = 0
+    """Anchors that were captured and are not published yet; the session's end waits for them."""
 
     @property
     def raw_id(self) -> bytes:
@@ -127,6 +133,10 @@ class Opening:
     started: Started | None = None
     ended: Ended | None = None
     pending: list[Input] = field(default_factory=list)
+    anchors: list[Frozen] = field(default_factory=list)
+    """Anchors that were taken on the way and that the log lacks."""
+    resumed: ResumedCircumstance | None = None
+    """Where a session with anchors came back from."""
 
 
 class Loaded(NamedTuple):
@@ -307,11 +317,19 @@ class Opener:
             raise StartFailed("log_damaged", str(error)) from error
 
 
-def open_seat(seat: Seat, recorded: Recorded | None) -> Generator[int, None, Opening]:
+def open_seat(
+    seat: Seat, recorded: Recorded | None, loaded: LoadedAnchor | None = None
+) -> Generator[int, None, Opening]:
     """Run the session's user code up to the point where it goes live. No I/O.
 
     Yields each step before it is executed again: it has a deadline of its own, and a worker that
     re-executes a long session has others to step meanwhile.
+
+    Args:
+        loaded: an anchor of the record to begin at; without one it begins at step 0.
+
+    Raises:
+        NotRestorable: the anchor is of no use. The seat is as it was.
     """
     machine = seat.machine
     if recorded is None or recorded.reset is None:
@@ -321,22 +339,38 @@ def open_seat(seat: Seat, recorded: Recorded | None) -> Generator[int, None, Ope
             return Opening(seat, ended=output)
         return Opening(seat, started=output, pending=[] if recorded is None else recorded.inputs)
     yield 0
-    divergence = yield from rerun_steps(machine, recorded)
+    if loaded is not None:
+        anchor, before = loaded.anchor, recorded.steps[loaded.anchor.position - 1]
+        machine = restored(machine, loaded.blob, anchor.anchor_id, before.fact, before.chain)
+    began_at = machine.steps
+    # An agent that is not asked again is not what it was: its state now is no anchor.
+    anchors = Compared(recorded.anchors, keep=machine.deterministic)
+    divergence = yield from rerun_steps(machine, recorded, anchors)
     if divergence is not None:
+        if loaded is not None:
+            # The log may be right and the anchor wrong: an agent whose state is not all there.
+            machine.close()
+            raise NotRestorable(told_of(divergence))
         return Opening(seat, ended=diverged(divergence, recorded))
+    seat.machine = machine
     seat.last = machine.last
-    if not machine.deterministic and machine.steps:
+    if not machine.deterministic and machine.steps > began_at:
         seat.lost_memory_before_step = machine.steps
-    return Opening(seat, ended=machine.ended, pending=undelivered(recorded, machine))
+    pending = undelivered(recorded, machine)
+    return Opening(seat, ended=machine.ended, pending=pending, anchors=anchors.missing)
 
 
 def diverged(divergence: Divergence, recorded: Recorded) -> Ended:
     """The end of a session whose re-execution gave something else than the log has."""
-    message = (
+    return closing("diverged_on_restart", told_of(divergence), recorded)
+
+
+def told_of(divergence: Divergence) -> str:
+    """A divergence, for people."""
+    return (
         f"re-execution after a restart differs from the log at step {divergence.step}, field "
         f"{divergence.field}: expected {divergence.expected!r}, got {divergence.actual!r}"
     )
-    return closing("diverged_on_restart", message, recorded)
 
 
 def closing(code: str, message: str, recorded: Recorded | None) -> Ended:

@@ -22,6 +22,7 @@ from uuid import UUID
 
 from dsec.env_runtime.hearing import Hearing
 from dsec.env_runtime.lane import Lane
+from dsec.env_runtime.loading import Loaded, Search
 from dsec.env_runtime.running import RunningSlot
 from dsec.env_runtime.seats import (
     UNPUBLISHABLE,
@@ -53,15 +54,18 @@ from dsec.platform.clock import nanoseconds, now_ns, utc_now
 from dsec.platform.log import LogReader, LogUnavailable
 from dsec.platform.objects import ObjectStore, put_patiently
 from dsec.platform.telemetry import OFF, Telemetry, connect, metrics
+from dsec.session.anchor_restore import NotRestorable
 from dsec.session.io import Ended, Input, cancel_input
 from dsec.session.log_row import RecordedGap
 from dsec.session.observations import reference
+from dsec.session.rerun import Recorded
 from dsec_contracts import (
     Event,
     SessionCancelRequested,
     SessionEnded,
     SessionPlaced,
     SessionReleased,
+    SessionResumed,
     SessionStarted,
     UnknownEvent,
     WorkerHeartbeat,
@@ -73,6 +77,8 @@ from dsec_contracts.session import (
     PlacedFact,
     ReleasedCircumstance,
     ReleasedFact,
+    ResumedCircumstance,
+    ResumedFact,
     StartedCircumstance,
     StartedFact,
 )
@@ -143,12 +149,15 @@ class Worker:
         self._group: asyncio.TaskGroup
         self._draining = False
         self._beats = 0
+        self._anchors_loaded = self._anchors_missed = 0
         self._tell(telemetry)
 
     def _tell(self, telemetry: Telemetry) -> None:
         lanes = self._lanes.values()
         telemetry.counter(metrics.TICKS, lambda: sum(lane.ticks for lane in lanes))
         telemetry.counter(metrics.STEPS, lambda: sum(lane.steps for lane in lanes))
+        telemetry.counter(metrics.ANCHORS_LOADED, lambda: self._anchors_loaded)
+        telemetry.counter(metrics.ANCHORS_MISSED, lambda: self._anchors_missed)
         telemetry.gauge(metrics.SESSIONS_HOSTED, lambda: len(self._seats))
         self._start_latency = telemetry.histogram(metrics.SSAL)
 
@@ -190,6 +199,7 @@ class Worker:
                     consumer = await self._replies(f"lane-{lane.name}", lane.name, start)
                     self._spawn(lane.hear(consumer))
                     self._spawn(lane.run())
+                    self._spawn(lane.anchors.run())
                 self._spawn(self._take_placements(placements))
                 self._spawn(self._heartbeat())
                 self._spawn(self._repeat_unanswered())
@@ -312,9 +322,27 @@ class Worker:
 
         self._running.assign(index, placed.session_id, seat.step_deadline_s)
         try:
-            return await self._executed(open_seat(seat, recorded), index)
+            if recorded is None or not recorded.anchors:
+                return await self._executed(open_seat(seat, recorded), index)
+            return await self._opened_from_anchor(seat, recorded, index)
         except RecordedGap as gap:
             raise StartFailed("log_damaged", str(gap)) from gap
+
+    async def _opened_from_anchor(self, seat: Seat, recorded: Recorded, index: int) -> Opening:
+        """From the newest anchor that is of use, or from step 0."""
+        search = Search(recorded, self._objects)
+        while True:
+            loaded: Loaded | None = await search.next()
+            try:
+                opening = await self._executed(open_seat(seat, recorded, loaded), index)
+            except NotRestorable as error:
+                assert loaded is not None
+                search.miss(loaded.anchor, "not_restorable", str(error))
+                continue
+            self._anchors_loaded += loaded is not None
+            self._anchors_missed += len(search.misses)
+            opening.resumed = search.resumed(self.name, loaded)
+            return opening
 
     async def _executed(self, work: Generator[int, None, Opening], index: int) -> Opening:
         """What opening a seat comes to.
@@ -354,11 +382,15 @@ class Worker:
                 self._start_latency(max(0, waited_ns) / 1e9)
             except TooLarge as error:
                 opening.ended = closing(UNPUBLISHABLE, str(error), None)
+        lane = self._lanes[placed.lane]
+        if opening.resumed is not None:
+            await self._publish_resumed(placed, opening.resumed)
+        for anchor in opening.anchors:
+            await lane.anchors.publish(seat, anchor)
         if opening.ended is not None:
             await self._on_ended(seat, opening.ended)
             return
         seat.trace_steps = asks_for_steps(self._telemetry, seat.request)
-        lane = self._lanes[placed.lane]
         if placed.previous_lane is not None:
             await self._follow(placed.previous_lane, lane, tail.sequence + 1)
         self._seats[placed.session_id] = seat
@@ -446,6 +478,15 @@ class Worker:
             event,
             placed.session_id,
             f"{placed.session_id}.started.{placed.attempt}",
+            keys.placed(placed.attempt),
+        )
+
+    async def _publish_resumed(self, placed: PlacedFact, told: ResumedCircumstance) -> None:
+        fact = ResumedFact(session_id=placed.session_id, attempt=placed.attempt)
+        await self._send(
+            SessionResumed(fact=fact, circumstance=told),
+            placed.session_id,
+            f"{placed.session_id}.resumed.{placed.attempt}",
             keys.placed(placed.attempt),
         )
 
@@ -575,7 +616,8 @@ async def serve(name: str, slot: Path, *, isolated: bool, settings: EnvRuntimeSe
     running = RunningSlot(slot, settings.sessions_per_worker_max, create=False)
     bus = await Bus.connect(settings.nats_url, name)
     reader = await LogReader.connect(settings.database_url)
-    objects = ObjectStore(settings.object_store_url) if settings.object_store_url else None
+    url, credentials = settings.object_store_url, settings.object_store_credentials
+    objects = ObjectStore(url, credentials) if url else None
     telemetry = connect(settings, "env-runtime", name)
     worker = Worker(
         name, settings, bus, reader, objects, running, isolated=isolated, telemetry=telemetry

@@ -6,14 +6,10 @@ for reading only. That has to be found out before anything is trusted to it.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import uuid
-from pathlib import Path
-from typing import Protocol
-from urllib.parse import unquote, urlparse
 
-from dsec.platform.objects import ObjectStore, ObjectStoreError
+from dsec.platform.object_errors import ObjectStoreError
+from dsec.platform.objects import Backend
 
 PROOF_FOLDER = ".proof"
 _FIRST, _SECOND = b"first", b"second"
@@ -28,77 +24,13 @@ class ProofFailed(Exception):
         self.reason = reason
 
 
-class Provable(Protocol):
-    """What a store must be able to do. Names are the proof's own, and used once."""
-
-    def write(self, name: str, data: bytes) -> None: ...
-    def write_if_absent(self, name: str, data: bytes) -> bool:
-        """Whether it was absent, and is now written."""
-        ...
-
-    def read(self, name: str) -> bytes | None:
-        """None where there is nothing."""
-        ...
-
-    def delete(self, name: str) -> None: ...
-
-
-class Directory:
-    """A directory as a store."""
-
-    def __init__(self, root: Path) -> None:
-        self._folder = root / PROOF_FOLDER
-
-    def write(self, name: str, data: bytes) -> None:
-        """Whole or not at all, as blobs are written."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        draft = self._folder / f"{name}.draft"
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, self._folder / name)
-
-    def write_if_absent(self, name: str, data: bytes) -> bool:
-        """See `Provable`."""
-        try:
-            with (self._folder / name).open("xb") as file:
-                file.write(data)
-        except FileExistsError:
-            return False
-        return True
-
-    def read(self, name: str) -> bytes | None:
-        """See `Provable`."""
-        try:
-            return (self._folder / name).read_bytes()
-        except FileNotFoundError:
-            return None
-
-    def delete(self, name: str) -> None:
-        """See `Provable`."""
-        (self._folder / name).unlink()
-        with contextlib.suppress(OSError):  # another proof may be at it
-            self._folder.rmdir()
-
-
-def provable(url: str) -> Provable:
-    """The store of a URL.
-
-    Raises:
-        ObjectStoreError: it is of no kind that is supported.
-    """
-    ObjectStore(url)
-    return Directory(Path(unquote(urlparse(url).path)))
-
-
-def prove(store: Provable) -> None:
+def prove(store: Backend) -> None:
     """Write, write conditionally, read and delete one object of the proof's own.
 
     Raises:
         ProofFailed: names the step.
     """
-    name = uuid.uuid4().hex
+    name = f"{PROOF_FOLDER}/{uuid.uuid4().hex}"
     with _step("write"):
         store.write(name, _FIRST)
     try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
-import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import unquote, urlparse
 
 from tenacity import (
@@ -18,6 +18,12 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from dsec.platform.object_directory import Directory
+from dsec.platform.object_errors import BlobDamaged, BlobNotFound, ObjectStoreError
+from dsec.platform.object_s3 import Bucket
+
+__all__ = ["BlobDamaged", "BlobNotFound", "ObjectStore", "ObjectStoreError", "put_patiently"]
+
 log = logging.getLogger(__name__)
 
 PUT_WAIT_S_MAX = 600.0
@@ -25,50 +31,72 @@ PUT_PAUSE_S_MIN = 0.1
 PUT_PAUSE_S_MAX = 5.0
 
 
-class ObjectStoreError(Exception):
-    """The store cannot do what was asked. Says which blob and why."""
+class Backend(Protocol):
+    """Where blobs lie. Names are relative paths; every method may raise `ObjectStoreError`."""
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people: never with credentials."""
+        ...
+
+    def write(self, name: str, data: bytes) -> None:
+        """Whole or not at all, over what is there."""
+        ...
+
+    def write_if_absent(self, name: str, data: bytes) -> bool:
+        """Whether it was absent, and is now written."""
+        ...
+
+    def read(self, name: str) -> bytes | None:
+        """None where there is nothing under that name in a store that is there."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Nothing lies there afterwards."""
+        ...
 
 
-class BlobNotFound(ObjectStoreError):
-    """The store is there, and the blob is not."""
+def backend_of(url: str, credentials: Mapping[str, str] | None = None) -> Backend:
+    """What a URL stands for.
+
+    Raises:
+        ObjectStoreError: it is of no kind that is supported.
+    """
+    parsed = urlparse(url)
+    if parsed.scheme == "s3":
+        return Bucket(url, credentials)
+    if parsed.scheme != "file" or not parsed.path:
+        shown = f"{parsed.scheme}://" if parsed.scheme else "that without a scheme"
+        raise ObjectStoreError(
+            f"object store {shown} is not supported: give a directory as file:///path, or "
+            "s3://bucket/prefix?endpoint=URL"
+        )
+    return Directory(Path(unquote(parsed.path)))
 
 
 class ObjectStore:
-    """Blobs in a directory (`file:///...`), two levels deep by the head of their key."""
+    """Blobs in a directory or a bucket, two levels deep by the head of their key."""
 
-    def __init__(self, url: str) -> None:
-        parsed = urlparse(url)
-        if parsed.scheme != "file" or not parsed.path:
-            raise ObjectStoreError(
-                f"object store {url!r} is not supported: give a directory as file:///path"
-            )
-        self._root = Path(unquote(parsed.path))
+    def __init__(self, url: str, credentials: Mapping[str, str] | None = None) -> None:
+        """A store; nothing is asked of it yet.
 
-    def _path(self, key: str) -> Path:
-        if len(key) != 64 or not set(key) <= set("0123456789abcdef"):
-            raise ObjectStoreError(f"{key!r} is no blob key (64 hexadecimal digits)")
-        return self._root / key[:2] / key
+        Args:
+            url: `file:///directory`, or `s3://...` as `dsec.platform.object_s3` has it.
+            credentials: by the names of their variables; None: those of the environment.
+
+        Raises:
+            ObjectStoreError: the URL is of no kind that is supported, or credentials are missing.
+        """
+        self._backend = backend_of(url, credentials)
 
     def put(self, data: bytes) -> str:
         """Store `data`; the same bytes twice are one blob. Returns the key.
 
         Raises:
-            ObjectStoreError: the directory cannot be written.
+            ObjectStoreError: the store cannot be written.
         """
         key = hashlib.sha256(data).hexdigest()
-        path = self._path(key)
-        if path.exists():
-            return key
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            # Readers see the whole blob or none; a racer's rename puts the same bytes there.
-            os.replace(file.name, path)
-        except OSError as error:
-            raise ObjectStoreError(f"blob {key[:12]} cannot be written: {error}") from error
+        self._backend.write_if_absent(_name(key), data)
         return key
 
     def get(self, key: str) -> bytes:
@@ -76,20 +104,21 @@ class ObjectStore:
 
         Raises:
             BlobNotFound: it is not there.
-            ObjectStoreError: the store is not there, or the bytes do not match the name.
+            BlobDamaged: the bytes do not match the name.
+            ObjectStoreError: the store is not there.
         """
-        try:
-            data = self._path(key).read_bytes()
-        except FileNotFoundError as error:
-            # A directory that is not mounted has no blobs either, but it comes back.
-            if self._root.is_dir():
-                raise BlobNotFound(f"blob {key[:12]} is not in {self._root}") from error
-            raise ObjectStoreError(f"the object store {self._root} is not there") from error
-        except OSError as error:
-            raise ObjectStoreError(f"blob {key[:12]} cannot be read: {error}") from error
+        data = self._backend.read(_name(key))
+        if data is None:
+            raise BlobNotFound(f"blob {key[:12]} is not in {self._backend.place}")
         if hashlib.sha256(data).hexdigest() != key:
-            raise ObjectStoreError(f"blob {key[:12]} is damaged: its bytes do not match its name")
+            raise BlobDamaged(f"blob {key[:12]} is damaged: its bytes do not match its name")
         return data
+
+
+def _name(key: str) -> str:
+    if len(key) != 64 or not set(key) <= set("0123456789abcdef"):
+        raise ObjectStoreError(f"{key!r} is no blob key (64 hexadecimal digits)")
+    return f"{key[:2]}/{key}"
 
 
 async def put_patiently(store: ObjectStore, data: bytes) -> str:

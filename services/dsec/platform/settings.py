@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from dsec.platform.object_s3 import credentials_of
 from dsec.platform.user_limits import UserLimits
 
 _OTEL = "OTEL_"
@@ -32,7 +33,16 @@ class Settings(BaseSettings):
     database_url: str = Field(
         default="postgresql://127.0.0.1:5432/dsec", description="PostgreSQL, any 15 to 18"
     )
-    object_store_url: str = Field(default="", description="file:///directory; empty: none")
+    object_store_url: str = Field(
+        default="",
+        description="file:///directory or s3://bucket/prefix?endpoint=URL&region=NAME; empty: none",
+    )
+    object_store_credentials: dict[str, str] = Field(
+        default_factory=lambda: credentials_of(os.environ),
+        repr=False,
+        description="AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN of the "
+        "environment; a worker gets them with its settings, since they are not for user code",
+    )
     otlp_endpoint: str = Field(
         default="",
         description="receiver of traces and metrics, OTLP over HTTP (http://HOST:4318); empty: "

@@ -18,6 +18,9 @@ import pyarrow as pa
 
 from dsec_contracts import (
     SYSTEM_SESSION,
+    AnchorCaptured,
+    AnchorLost,
+    AnchorStored,
     Envelope,
     Event,
     PolicyPublished,
@@ -29,6 +32,7 @@ from dsec_contracts import (
     SessionRejected,
     SessionReleased,
     SessionRequested,
+    SessionResumed,
     SessionStarted,
     SpecRegistered,
     ToolBegun,
@@ -115,6 +119,8 @@ def natural_key(event: Event) -> str:
             return keys.STARTED
         case SessionReleased():
             return keys.released(event.fact.attempt)
+        case SessionResumed():
+            return keys.resumed(event.fact.attempt)
         case SessionEnded():
             return keys.ENDED
         case SessionRejected():
@@ -129,6 +135,10 @@ def natural_key(event: Event) -> str:
             return keys.tool_begun(call.step, call.turn, call.index)
         case ToolReturned(fact=call) | ToolFailed(fact=call):
             return keys.tool_result(call.step, call.turn, call.index)
+        case AnchorCaptured():
+            return keys.anchor(event.fact.position)
+        case AnchorStored() | AnchorLost():
+            return keys.anchor_result(event.fact.position)
         case SpecRegistered():
             return keys.spec(event.fact.spec_hash)
         case PolicyPublished():
@@ -162,6 +172,9 @@ def cold_row(arrival: Arrival, epoch: int) -> dict[str, Any]:
     session_id = session_of(event)
     fact = event.fact_value()
     circumstance = getattr(event, "circumstance", None)
+    if isinstance(event, AnchorCaptured):
+        # The blob is on its way to the object store; the log keeps its name.
+        circumstance = event.circumstance.model_copy(update={"data": b""})
     cause = cause_key(envelope, session_id)
     row: dict[str, Any] = {
         "session_id": session_id.bytes,
@@ -189,8 +202,10 @@ def _typed(event: Event) -> dict[str, Any]:
         case SessionRequested():
             policy = event.fact.policy
             return {"policy": policy.encode() if policy is not None else None}
-        case SessionPlaced() | SessionReleased():
+        case SessionPlaced() | SessionReleased() | SessionResumed():
             return {"attempt": event.fact.attempt}
+        case AnchorCaptured():
+            return {"attempt": event.circumstance.attempt}
         case SessionStarted():
             return {
                 "attempt": event.circumstance.attempt,

@@ -25,7 +25,7 @@ from dsec.recorder.rows import SCHEMA, Parked
 
 log = logging.getLogger(__name__)
 
-CONFLICT_KINDS = ("session.stepped", "session.started", "tool.called")
+CONFLICT_KINDS = ("session.stepped", "session.started", "tool.called", "anchor.captured")
 """Outputs that are re-executed: another fact under their key is a determinism violation. Of
 everything else the first counts and a later one is superseded."""
 

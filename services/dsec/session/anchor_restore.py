@@ -39,6 +39,17 @@ def restored(
         NotRestorable: another session's blob, another version's, or its code no longer takes it.
     """
     machine = SessionMachine(pristine._program, pristine.config, pristine._interposition)
+    try:
+        _restore(machine, blob, anchor_id, step_fact, chain)
+    except BaseException:
+        machine.close()
+        raise
+    return machine
+
+
+def _restore(
+    machine: SessionMachine, blob: bytes, anchor_id: str, step_fact: bytes, chain: bytes
+) -> None:
     machine._interposition.enter(machine._chance)
     try:
         told = _unpacked(blob)
@@ -59,7 +70,6 @@ def restored(
         raise NotRestorable(f"{type(error).__name__}: {error}"[:500]) from error
     finally:
         machine._interposition.exit(machine._chance)
-    return machine
 
 
 def _unpacked(blob: bytes) -> dict[str, Any]:

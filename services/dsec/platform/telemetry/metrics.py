@@ -33,7 +33,7 @@ RSCR = Metric(
     ("command",),
 )
 ANCHOR_MISS_RATE = Metric(
-    "anchor_miss_rate", "share", "anchor loads that found no blob over loads", ()
+    "anchor_miss_rate", "share", "anchor loads that found no blob over loads", ("command",)
 )
 TOOL_FAILURE_RATE = Metric(
     "tool_failure_rate",
@@ -74,6 +74,14 @@ SESSIONS_HOSTED = Metric("dsec.sessions.hosted", "{session}", "sessions that a w
 TICKS_REWARDED = Metric("dsec.ticks.rewarded", "{tick}", "ticks that a replica has answered")
 REWARDS = Metric("dsec.rewards", "{reward}", "rewards that a replica has published")
 REWARDS_MISSING = Metric("dsec.rewards.missing", "{reward}", "rewards that it declared missing")
+ANCHORS_STORED = Metric("dsec.anchors.stored", "{anchor}", "anchors that a replica has stored")
+ANCHORS_LOST = Metric("dsec.anchors.lost", "{anchor}", "anchors that it has found no blob of")
+ANCHORS_LOADED = Metric(
+    "dsec.anchors.loaded", "{anchor}", "sessions that came back from an anchor on this worker"
+)
+ANCHORS_MISSED = Metric(
+    "dsec.anchors.missed", "{anchor}", "anchors that a session could not come back from"
+)
 DEAD_LETTERS = Metric("dsec.dead_letters", "{message}", "messages put aside for people")
 COMMITS = Metric("dsec.commits", "{commit}", "batches that the recorder has committed")
 MESSAGES_RECORDED = Metric("dsec.messages.recorded", "{message}", "messages in those batches")
@@ -101,6 +109,10 @@ OPERATIONAL = (
     TICKS_REWARDED,
     REWARDS,
     REWARDS_MISSING,
+    ANCHORS_STORED,
+    ANCHORS_LOST,
+    ANCHORS_LOADED,
+    ANCHORS_MISSED,
     DEAD_LETTERS,
     COMMITS,
     MESSAGES_RECORDED,

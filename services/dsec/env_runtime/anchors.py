@@ -1,0 +1,176 @@
+"""The anchors of a lane, on their way to the log.
+
+A small blob travels in the event: one message, no object store in a worker's way, and one that is
+away holds up nobody. A large one does not fit a message, and would fill the stream if it did: the
+worker puts it into the object store, patiently, before it publishes the event, which then names it.
+Either way anchor-sync is who says that it is stored.
+
+Lanes do not wait for any of that. What is captured waits here, at most `HELD_BYTES_MAX` of it;
+beyond that the lane takes no steps. The anchors of one session are published in their order and
+before its end, so where the log has one it has all those before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from dsec.env_runtime.seats import UNPUBLISHABLE, Seat
+from dsec.platform.bus import Bus, TooLarge
+from dsec.platform.cancellation import cancelled
+from dsec.platform.clock import utc_now
+from dsec.platform.objects import ObjectStore, ObjectStoreError, put_patiently
+from dsec.session.anchor_record import Frozen, captured_fact, frozen
+from dsec.session.anchors import Taken
+from dsec_contracts import AnchorCaptured, keys
+from dsec_contracts.anchor import AnchorCapturedCircumstance
+
+log = logging.getLogger(__name__)
+
+INLINE_BYTES_MAX = 128 << 10
+"""Of a blob that travels in the event."""
+HELD_BYTES_MAX = 128 << 20
+"""Of blobs that wait to be published, a lane."""
+PUBLISHES_IN_FLIGHT_MAX = 64
+
+
+class _Waiting(NamedTuple):
+    seat: Seat
+    anchor: Frozen
+
+
+class Outbox:
+    """Anchors that wait to be published. See the module's text."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        objects: ObjectStore | None,
+        lane: str,
+        worker: str,
+        on_published: Callable[[], None],
+    ) -> None:
+        self._bus = bus
+        self._objects = objects
+        self._lane = lane
+        self._worker = worker
+        self._on_published = on_published
+        self._waiting: deque[_Waiting] = deque()
+        self._held_bytes = 0
+        self._some = asyncio.Event()
+        self.fresh: list[_Waiting] = []
+        """Taken with steps that are not published yet."""
+
+    @property
+    def full(self) -> bool:
+        """Whether no more is to be captured for now."""
+        return self._held_bytes > HELD_BYTES_MAX
+
+    def take(self, seat: Seat, taken: Taken) -> None:
+        """Capture an anchor while it is being taken."""
+        self.add(seat, frozen(taken))
+
+    def add(self, seat: Seat, anchor: Frozen) -> None:
+        """Keep an anchor until `release`."""
+        if anchor.error:
+            log.warning(
+                "session %s, anchor %d: %s. A restart re-executes from the anchor before it, or "
+                "from step 0",
+                seat.placed.session_id,
+                anchor.taken.position,
+                anchor.error,
+            )
+        seat.anchors_waiting += 1
+        self.fresh.append(_Waiting(seat, anchor))
+
+    def release(self) -> None:
+        """The steps before the anchors are published: these may be, too."""
+        fresh, self.fresh = self.fresh, []
+        for one in fresh:
+            ended = one.seat.machine.ended
+            if ended is not None and ended.code == UNPUBLISHABLE:
+                one.seat.anchors_waiting -= 1  # its step did not happen
+                continue
+            self._held_bytes += len(one.anchor.blob)
+            self._waiting.append(one)
+        if self._waiting:
+            self._some.set()
+
+    async def run(self) -> None:
+        """Publish for ever.
+
+        Raises:
+            PublishRefused: the worker was fenced.
+        """
+        while not cancelled():
+            await self._some.wait()
+            if not (batch := self._batch()):
+                self._some.clear()
+                continue
+            await asyncio.gather(*(self.publish(one.seat, one.anchor) for one in batch))
+            for one in batch:
+                one.seat.anchors_waiting -= 1
+                self._held_bytes -= len(one.anchor.blob)
+            self._on_published()
+
+    def _batch(self) -> list[_Waiting]:
+        """The next ones; of each session one, so that none overtakes another."""
+        batch: dict[bytes, _Waiting] = {}
+        while self._waiting and len(batch) < PUBLISHES_IN_FLIGHT_MAX:
+            if self._waiting[0].seat.raw_id in batch:
+                break
+            one = self._waiting.popleft()
+            batch[one.seat.raw_id] = one
+        return list(batch.values())
+
+    async def publish(self, seat: Seat, anchor: Frozen) -> None:
+        """Publish one anchor, its blob in the event or in the object store before it."""
+        if not anchor.blob:
+            await self._send(seat, anchor, AnchorCapturedCircumstance(error=anchor.error))
+            return
+        told = AnchorCapturedCircumstance(
+            blob=hashlib.sha256(anchor.blob).hexdigest(), size_bytes=len(anchor.blob)
+        )
+        if len(anchor.blob) <= INLINE_BYTES_MAX:
+            try:
+                inline = told.model_copy(update={"data": anchor.blob})
+                await self._send(seat, anchor, inline)
+            except TooLarge:  # for this server
+                log.debug("an anchor of %d bytes fits no message", len(anchor.blob))
+            else:
+                return
+        await self._send(seat, anchor, await self._put(anchor.blob, told))
+
+    async def _put(
+        self, blob: bytes, told: AnchorCapturedCircumstance
+    ) -> AnchorCapturedCircumstance:
+        if self._objects is None:
+            error = f"{len(blob)} bytes fit no message, and there is no object store"
+            return AnchorCapturedCircumstance(error=error)
+        try:
+            await put_patiently(self._objects, blob)
+        except ObjectStoreError as error:
+            return AnchorCapturedCircumstance(error=str(error))
+        return told
+
+    async def _send(self, seat: Seat, anchor: Frozen, told: AnchorCapturedCircumstance) -> None:
+        session_id, attempt = seat.placed.session_id, seat.placed.attempt
+        position = anchor.taken.position
+        who = {"worker": self._worker, "lane": self._lane, "attempt": attempt}
+        await self._bus.publish(
+            AnchorCaptured(
+                fact=captured_fact(session_id, anchor.taken),
+                circumstance=told.model_copy(update=who),
+            ),
+            session_id,
+            source=f"dsec/env-runtime/{self._worker}",
+            time=utc_now(),
+            event_id=f"{session_id}.anchor.{position}.{attempt}",
+            session_id=session_id,
+            cause=keys.of(session_id, keys.step(position - 1)),
+            fence=self._worker,
+        )
