@@ -143,7 +143,7 @@ def test_a_registered_spec_is_named_by_its_hash(folder: Path) -> None:
             "entry: agent.py:A\ndeterministic_mode: false\ntools: [{ref: x}]\n",
             "tools with deterministic_mode: false is reserved",
         ),
-        ("entry: agent.py:A\nanchors: {every_steps: 3}\n", "anchors.every_steps: is reserved"),
+        ("entry: agent.py:A\nanchors: {every_steps: -3}\n", "anchors.every_steps"),
         ("entry: other.py:A\n", "entry: other.py does not exist"),
         ("entry: agent.py\n", "must be FILE.py:NAME or MODULE:NAME"),
         ("entry: agent.py:A\ncode: ['../*.py']\n", "must be a relative pattern"),

@@ -162,3 +162,35 @@ def test_a_tool_call_stands_beside_what_came_of_it(log: Any) -> None:
         (2, 0, 1, "call_2_0_1", "add", "{}", "failed", "deadline", "too long", None),
         (2, 0, 2, "call_2_0_2", "search", "{}", "waiting", None, None, None),
     ]
+
+
+def test_an_anchor_stands_beside_what_became_of_its_blob(log: Any) -> None:
+    for position, tags in ((10, ["every_steps"]), (20, ["agent"]), (30, [])):
+        fact = {
+            "position": position,
+            "anchor_id": f"a{position}",
+            "tags": tags,
+            "parents": [f"a{position - 10}"] if position > 10 else [],
+            "covers_agent": True,
+            "fold_version": 1,
+        }
+        told = {"blob": f"b{position}", "size_bytes": 5, "worker": "a\0b"}
+        log.put(
+            A, f"anchor:{position}", "anchor.captured", fact_json=fact, circumstance=told, attempt=1
+        )
+    stored = {"position": 10, "blob": "b10", "size_bytes": 5}
+    log.put(A, "anchor_result:10", "anchor.stored", fact_json=stored, circumstance={})
+    lost = {"position": 20, "code": "blob_missing"}
+    log.put(
+        A, "anchor_result:20", "anchor.lost", fact_json=lost, circumstance={"message": "no\0 blob"}
+    )
+    rows = log.connection.execute(
+        "select position, anchor_id, tags, parent, status, code, message, blob, size_bytes,"
+        " stored_at is null from anchor order by position"
+    ).fetchall()
+    gone = "no\N{SYMBOL FOR NULL} blob"
+    assert rows == [
+        (10, "a10", ["every_steps"], None, "stored", None, None, "b10", 5, False),
+        (20, "a20", ["agent"], "a10", "lost", "blob_missing", gone, "b20", 5, True),
+        (30, "a30", [], "a20", "captured", None, None, "b30", 5, True),
+    ]

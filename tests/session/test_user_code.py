@@ -82,7 +82,6 @@ def test_an_environment_that_raises(program, run, place, line):
         "return 3",
         "return {}",
         "return {'actions': 0}",
-        "return {'action': 0, 'state_anchor': 1}",
         "return {'action': 0, 'mine': 1}",
         "return {'action': 0, 'tool_calls': [{}]}",
         "return {'tool_calls': [{}]}",

@@ -21,7 +21,6 @@ T = TypeVar("T")
 PIPE_WIDTH = 200
 """Nobody folds a table that another program reads."""
 CODE_NO = 1
-CODE_USAGE = 2
 CODE_INTERRUPTED = 130
 
 out = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)

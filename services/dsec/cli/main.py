@@ -40,7 +40,7 @@ COMMANDS = {
     "diff": Place("replay", "diff", "Find the first difference of two sessions."),
     "compare": Place("compare", "compare", "Compare two agents over paired seeds."),
     "metrics": Place("metrics", "metrics", "Show metrics, computed from the log."),
-    "anchors": Place("reserved", "anchors", "Not implemented yet."),
+    "anchors": Place("anchors", "anchors", "Look at captured state, and check it."),
     "tools": Place("tools", "tools", "Look at tools and their calls."),
     "doctor": Place("doctor", "doctor", "Say what this machine and its servers lack."),
     "export": Place("export", "export", "Write episodes as Parquet, Minari or JSON lines."),

@@ -66,6 +66,8 @@ async def _collect(names: list[str], sessions: int) -> dict[str, float | None]:
             values["ssal_p95"] = await _start_latency_p95(client, sessions)
         if "tool_failure_rate" in names:
             values["tool_failure_rate"] = await _tool_failure_rate(client)
+        if "anchor_miss_rate" in names:
+            values["anchor_miss_rate"] = await _anchor_miss_rate(client)
         if "rscr" in names:
             values["rscr"] = await _rscr(client, sessions)
     return values
@@ -103,6 +105,19 @@ async def _tool_failure_rate(client: Client) -> float | None:
     rows = await client.queries.rows(
         "select avg(case status when 'failed' then 1.0 else 0.0 end) as rate "
         "from tool_call where status <> 'waiting'"
+    )
+    return None if rows[0].rate is None else float(rows[0].rate)
+
+
+async def _anchor_miss_rate(client: Client) -> float | None:
+    """A load is a try of one anchor: a restart that passed one over and took another made two."""
+    rows = await client.queries.rows(
+        "select sum(t.missed) / nullif(sum(t.tried + (r.told->>'anchor_id' is not null)::int), 0) "
+        "as rate from (select replace(circumstance::text, '\\u0000', '\\u2400')::json as told "
+        "from event_log where kind = 'session.resumed' and step is null) r "
+        "cross join lateral (select count(*) as tried, count(*) filter "
+        "(where m->>'code' in ('blob_missing', 'blob_damaged')) as missed "
+        "from json_array_elements(r.told->'misses') m) t"
     )
     return None if rows[0].rate is None else float(rows[0].rate)
 

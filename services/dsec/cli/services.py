@@ -14,7 +14,7 @@ from dsec.platform.roles import OPERATOR
 from dsec.platform.stack import Endpoints, ServiceCommand, Stack
 from dsec.scheduler.settings import CONFIG_VARIABLE
 
-SERVICES = ("recorder", "scheduler", "reward", "tool", "env_runtime")
+SERVICES = ("recorder", "scheduler", "reward", "tool", "anchor_sync", "env_runtime")
 CONFIG_FILE = "scheduler.config.yaml"
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dsec.env_runtime.seats import UNPUBLISHABLE, Seat
-from dsec.platform.bus import Bus, TooLarge
+from dsec.platform.bus import Bus, PublishRefused, TooLarge
 from dsec.platform.cancellation import cancelled
 from dsec.platform.clock import utc_now
 from dsec.platform.objects import ObjectStore, ObjectStoreError, put_patiently
@@ -59,9 +59,14 @@ class Outbox:
         self._lane = lane
         self._worker = worker
         self._on_published = on_published
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: dict[bytes, deque[_Waiting]] = {}
+        self._at_work: set[bytes] = set()
+        """Sessions whose anchors are being published."""
+        self._places = asyncio.Semaphore(PUBLISHES_IN_FLIGHT_MAX)
         self._held_bytes = 0
         self._some = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self.fresh: list[_Waiting] = []
         """Taken with steps that are not published yet."""
 
@@ -96,9 +101,14 @@ class Outbox:
                 one.seat.anchors_waiting -= 1  # its step did not happen
                 continue
             self._held_bytes += len(one.anchor.blob)
-            self._waiting.append(one)
+            self._waiting.setdefault(one.seat.raw_id, deque()).append(one)
         if self._waiting:
+            self._idle.clear()
             self._some.set()
+
+    async def flushed(self) -> None:
+        """Wait until all that was released is published."""
+        await self._idle.wait()
 
     async def run(self) -> None:
         """Publish for ever.
@@ -106,26 +116,32 @@ class Outbox:
         Raises:
             PublishRefused: the worker was fenced.
         """
-        while not cancelled():
-            await self._some.wait()
-            if not (batch := self._batch()):
-                self._some.clear()
-                continue
-            await asyncio.gather(*(self.publish(one.seat, one.anchor) for one in batch))
-            for one in batch:
-                one.seat.anchors_waiting -= 1
-                self._held_bytes -= len(one.anchor.blob)
-            self._on_published()
+        try:
+            async with asyncio.TaskGroup() as group:
+                while not cancelled():
+                    await self._some.wait()
+                    self._some.clear()
+                    for raw_id in self._waiting.keys() - self._at_work:
+                        self._at_work.add(raw_id)
+                        group.create_task(self._publish_all(raw_id))
+        except* PublishRefused as refused:
+            raise refused.exceptions[0] from None
 
-    def _batch(self) -> list[_Waiting]:
-        """The next ones; of each session one, so that none overtakes another."""
-        batch: dict[bytes, _Waiting] = {}
-        while self._waiting and len(batch) < PUBLISHES_IN_FLIGHT_MAX:
-            if self._waiting[0].seat.raw_id in batch:
-                break
-            one = self._waiting.popleft()
-            batch[one.seat.raw_id] = one
-        return list(batch.values())
+    async def _publish_all(self, raw_id: bytes) -> None:
+        """The anchors of one session, one after the other. Whoever waits for the object store
+        holds up no other session."""
+        waiting = self._waiting[raw_id]
+        while waiting:
+            seat, anchor = waiting[0]
+            await self.publish(seat, anchor)
+            waiting.popleft()
+            seat.anchors_waiting -= 1
+            self._held_bytes -= len(anchor.blob)
+        del self._waiting[raw_id]
+        self._at_work.discard(raw_id)
+        if not self._waiting:
+            self._idle.set()
+        self._on_published()
 
     async def publish(self, seat: Seat, anchor: Frozen) -> None:
         """Publish one anchor, its blob in the event or in the object store before it."""
@@ -161,16 +177,17 @@ class Outbox:
         session_id, attempt = seat.placed.session_id, seat.placed.attempt
         position = anchor.taken.position
         who = {"worker": self._worker, "lane": self._lane, "attempt": attempt}
-        await self._bus.publish(
-            AnchorCaptured(
-                fact=captured_fact(session_id, anchor.taken),
-                circumstance=told.model_copy(update=who),
-            ),
-            session_id,
-            source=f"dsec/env-runtime/{self._worker}",
-            time=utc_now(),
-            event_id=f"{session_id}.anchor.{position}.{attempt}",
-            session_id=session_id,
-            cause=keys.of(session_id, keys.step(position - 1)),
-            fence=self._worker,
-        )
+        async with self._places:
+            await self._bus.publish(
+                AnchorCaptured(
+                    fact=captured_fact(session_id, anchor.taken),
+                    circumstance=told.model_copy(update=who),
+                ),
+                session_id,
+                source=f"dsec/env-runtime/{self._worker}",
+                time=utc_now(),
+                event_id=f"{session_id}.anchor.{position}.{attempt}",
+                session_id=session_id,
+                cause=keys.of(session_id, keys.step(position - 1)),
+                fence=self._worker,
+            )

@@ -160,6 +160,8 @@ class Lane:
         """Finish what is being published and step no more. Returns the sessions to hand back."""
         self._stopping = True
         async with self._busy:
+            # What a session is handed back with, the next attempt finds in the log.
+            await self.anchors.flushed()
             await self._publish_ends()
             seats = list(self.seats.values())
             for seat in seats:

@@ -331,18 +331,25 @@ class Worker:
     async def _opened_from_anchor(self, seat: Seat, recorded: Recorded, index: int) -> Opening:
         """From the newest anchor that is of use, or from step 0."""
         search = Search(recorded, self._objects)
-        while True:
-            loaded: Loaded | None = await search.next()
-            try:
-                opening = await self._executed(open_seat(seat, recorded, loaded), index)
-            except NotRestorable as error:
-                assert loaded is not None
-                search.miss(loaded.anchor, "not_restorable", str(error))
-                continue
-            self._anchors_loaded += loaded is not None
-            self._anchors_missed += len(search.misses)
-            opening.resumed = search.resumed(self.name, loaded)
-            return opening
+        opening = None
+        while opening is None:
+            opening = await self._opened_at(await search.next(), search, seat, index)
+        return opening
+
+    async def _opened_at(
+        self, loaded: Loaded | None, search: Search, seat: Seat, index: int
+    ) -> Opening | None:
+        """From this anchor, or, without one, from step 0. None: the anchor is of no use."""
+        try:
+            opening = await self._executed(open_seat(seat, search.recorded, loaded), index)
+        except NotRestorable as error:
+            assert loaded is not None
+            search.miss(loaded.anchor, "not_restorable", str(error))
+            return None
+        self._anchors_loaded += loaded is not None
+        self._anchors_missed += len(search.misses)
+        opening.resumed = search.resumed(self.name, loaded)
+        return opening
 
     async def _executed(self, work: Generator[int, None, Opening], index: int) -> Opening:
         """What opening a seat comes to.
