@@ -17,7 +17,7 @@ Memory = dict[str, Any]
 
 def memory_of(probe: StateProbe) -> Memory:
     """What a probe remembers."""
-    return {"counts": list(probe._counts), "layers": [_of_layer(la) for la in probe._layers]}
+    return {"count": probe._count, "layers": [_of_layer(la) for la in probe._layers]}
 
 
 def _of_layer(layer: _Layer) -> dict[str, Any]:
@@ -61,4 +61,4 @@ def recall(probe: StateProbe, memory: Memory, *, reads_back: int = 0) -> None:
             for name, (read, has_objects) in told["large"].items()
         }
     probe._bind()
-    probe._counts = list(memory["counts"])
+    probe._count = memory["count"]
