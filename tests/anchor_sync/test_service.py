@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from tests import seaweedfs
 from tests.anchor_sync.conftest import SESSION, Rig, blob_of
+from tests.otlp import Receiver
 
 from dsec.platform.object_s3 import SECRET
 from dsec.platform.objects import ObjectStore
 from dsec.platform.stack.ports import free_port
 from dsec.platform.stack.process import ChildProcess
+from dsec.platform.telemetry.ids import anchor_span, placement_span
 from dsec_contracts import AnchorLost, AnchorStored
 
 pytestmark = [pytest.mark.nats]
@@ -158,3 +160,22 @@ async def test_a_message_that_is_none_is_put_aside(rig: Rig, tmp_path: Path) -> 
     await rig.answered(1)
     await rig.settled()
     assert "is put aside" in rig.logs()
+
+
+async def test_an_anchor_is_a_span_of_its_session(rig: Rig, tmp_path: Path) -> None:
+    receiver = Receiver()
+    try:
+        with seaweedfs.in_environment({"DSEC_OTLP_ENDPOINT": receiver.url}):
+            rig.start((tmp_path / "objects").as_uri())
+        await rig.capture(1, attempt=2)
+        await rig.capture(2, attempt=2, blob=None, data=b"", error="no")
+        await rig.answered(1, 2)
+        await rig.until(lambda: len(receiver.spans) == 2)
+        stored, lost = sorted(receiver.spans, key=lambda span: span.failed)
+        for span, position in ((stored, 1), (lost, 2)):
+            assert (span.service, span.name) == ("dsec-anchor-sync", "anchor")
+            assert (span.trace_id, span.span_id) == anchor_span(SESSION, position)
+            assert span.parent_id == placement_span(SESSION, 2).span_id
+        assert (stored.failed, lost.failed) == (False, True)
+    finally:
+        receiver.close()

@@ -25,6 +25,7 @@ def test_what_opens_something_is_left_out() -> None:
         "PGPASSWORD": "x",
         "AWS_SECRET_ACCESS_KEY": "x",
         "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SESSION_TOKEN": "x",
         "OPENAI_API_KEY": "x",
         "HF_TOKEN": "x",
         "github_token": "x",

@@ -37,7 +37,7 @@ async def serve(settings: AnchorSyncSettings) -> int:
     name = f"anchor-sync-{settings.anchor_replica}"
     bus = await Bus.connect(settings.nats_url, name)
     telemetry = connect(settings, "anchor-sync", settings.anchor_replica)
-    keeper = Keeper(bus, store, settings, utc_now)
+    keeper = Keeper(bus, store, settings, utc_now, telemetry)
     telemetry.counter(metrics.ANCHORS_STORED, lambda: keeper.stored)
     telemetry.counter(metrics.ANCHORS_LOST, lambda: keeper.lost)
     try:

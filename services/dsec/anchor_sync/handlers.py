@@ -14,8 +14,10 @@ from datetime import datetime
 
 from dsec.anchor_sync.effects import Lost, Stored, keep
 from dsec.anchor_sync.settings import AnchorSyncSettings
+from dsec.anchor_sync.traces import settled
 from dsec.platform.bus import BadMessage, Bus, Message, Signals, settle
 from dsec.platform.objects import BlobNotFound, ObjectStore
+from dsec.platform.telemetry import OFF, Telemetry
 from dsec_contracts import (
     AnchorCaptured,
     AnchorLost,
@@ -43,7 +45,9 @@ class Keeper:
         store: ObjectStore,
         settings: AnchorSyncSettings,
         now: Callable[[], datetime],
+        telemetry: Telemetry = OFF,
     ) -> None:
+        self._telemetry = telemetry
         self._bus = bus
         self._store = store
         self._settings = settings
@@ -83,6 +87,7 @@ class Keeper:
             outcome = await self._outcome(message, event)
             seconds = asyncio.get_running_loop().time() - begun_s
             await self._publish(event, outcome, seconds, message)
+            settled(self._telemetry, event, outcome, message.time, self._now())
         except (BadMessage, EnvelopeError) as error:
             await self._put_aside(message, error)
         except Exception as error:  # noqa: BLE001 - whatever it is, the message comes again

@@ -72,6 +72,11 @@ def step_span(session_id: UUID, step: int) -> SpanRef:
     return child(session_id.int, "step", step)
 
 
+def anchor_span(session_id: UUID, position: int) -> SpanRef:
+    """One anchor. Named without the attempt, as its key in the log is."""
+    return child(session_id.int, "anchor", position)
+
+
 def tick_span(lane: str, tick: int) -> SpanRef:
     """The root of a tick's trace. A tick belongs to many sessions, so it has a trace of its own."""
     trace_id = _hash(_TRACE_ID_BYTES, f"tick.{lane}.{tick}".encode())
