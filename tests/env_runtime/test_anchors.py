@@ -61,15 +61,14 @@ class Rig:
         self.world = world
         self.objects = folder / "objects"
         self.objects.mkdir()
+        self.url = self.objects.as_uri()
         self.captured: list[AnchorCaptured] = []
 
     async def start(self) -> None:
         """Everything but workers."""
         self.world.record()
         self.world.answering = True
-        settings = AnchorSyncSettings(
-            object_store_url=self.objects.as_uri(), anchor_absent_s_max=0.2
-        )
+        settings = AnchorSyncSettings(object_store_url=self.url, anchor_absent_s_max=0.2)
         store = ObjectStore(settings.object_store_url)
         self.keeper = keeper = Keeper(self.world.bus, store, settings, utc_now)
         consumer = await self.world.bus.consumer("anchor-sync", ["dsec.anchor.captured.*"])
@@ -90,7 +89,7 @@ class Rig:
 
     async def worker(self, name: str, **settings: Any) -> None:
         """A worker that reaches the object store."""
-        await self.world.worker(name, object_store_url=self.objects.as_uri(), **settings)
+        await self.world.worker(name, object_store_url=self.url, **settings)
 
     async def rows(self, session_id: UUID, kind: str) -> list[LogRow]:
         """What the log has of a kind, once it has all that is published now."""
@@ -216,6 +215,47 @@ async def test_a_large_blob_lies_in_the_store_before_its_event(rig: Rig) -> None
     assert all(not event.circumstance.data for event in rig.captured)
     assert all(event.circumstance.size_bytes > size for event in rig.captured)
     assert (await rig.come_back(request)).from_step == stored[-1]
+
+
+@pytest.mark.s3
+async def test_in_a_bucket_too(world: World, tmp_path: Path, s3_url: str) -> None:
+    rig = Rig(world, tmp_path)
+    rig.url = s3_url
+    await rig.start()
+    size = 2 * outbox.INLINE_BYTES_MAX
+    request, stored = await rig.killed(code(params={"ballast": size}), max_steps=STEPS)
+    assert (await rig.come_back(request)).from_step == stored[-1]
+
+
+async def test_a_lane_that_holds_too_much_waits(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "HELD_BYTES_MAX", 1)
+    rig.objects.rmdir()
+    rig.objects.write_text("not mounted")
+    await rig.worker("w1")
+    large = code(params={"ballast": 2 * outbox.INLINE_BYTES_MAX}, step_s=0.0)
+    request = await rig.world.run_session(large, max_steps=STEPS)
+    await rig.world.stepped(request.session_id, EVERY)
+    await asyncio.sleep(1.0)
+    assert len(rig.world.steps(request.session_id)) == EVERY
+    rig.objects.unlink()
+    rig.objects.mkdir()
+    assert (await rig.world.ended(request.session_id)).fact.steps == STEPS
+
+
+async def test_what_is_handed_back_has_its_anchors_before(rig: Rig) -> None:
+    await rig.worker("w1")
+    request = await rig.world.run_session(code(step_s=0.005), max_steps=STEPS)
+    await rig.world.stepped(request.session_id, 3 * EVERY)
+    rig.world.runs["w1"].stop.set()
+    await rig.world.released(request.session_id)
+    told = await rig.come_back(request)
+    (released,) = await rig.rows(request.session_id, "session.released")
+    before = [
+        row
+        for row in await rig.rows(request.session_id, "anchor.captured")
+        if row.sequence < released.sequence
+    ]
+    assert len(before) == told.steps_recorded // EVERY >= 3
 
 
 async def test_a_store_that_is_away_holds_up_no_step_and_loses_nothing(rig: Rig) -> None:

@@ -11,10 +11,12 @@ import pytest
 from tests.session.conftest import reward_of
 
 from dsec.platform import virtual
+from dsec.platform.interposition import interposition_for
 from dsec.reward.score import EnvScorer
 from dsec.session.anchor_record import Compared, frozen
 from dsec.session.anchor_restore import NotRestorable, restored
 from dsec.session.anchors import NotCaptured, Taken, anchor_id
+from dsec.session.documents import ToolUse
 from dsec.session.io import SessionConfig
 from dsec.session.local import run_in_memory
 from dsec.session.log_row import ANCHOR_CAPTURED, LogRow
@@ -359,3 +361,93 @@ def test_the_agent_is_told_which_anchor_it_comes_from(program: Any, session_id: 
     )
     assert machine._agent.anchor_id == anchor.anchor_id
     assert any(row.kind == ANCHOR_CAPTURED for row in rows)
+
+
+CALLING = """
+class Agent:
+    def __init__(self, config):
+        self.heard, self.turn = [], 0
+    def on_tool_result(self, tool_id, result):
+        self.heard.append([tool_id, result])
+    def step(self, observation):
+        self.turn += 1
+        call = {"name": "lookup", "arguments": {"n": len(self.heard)}}
+        if self.turn % 3 == 1:
+            return {"tool_calls": [call, call]}
+        decision = {"action": len(str(self.heard)) % 2}
+        return decision | {"tool_calls": [call]} if self.turn % 3 == 2 else decision
+"""
+TOOL = ToolUse(ref="0" * 64, name="lookup", deadline_s=30.0)
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_a_session_that_waits_for_tools_comes_back(
+    program: Any, session_id: UUID, every: int
+) -> None:
+    made = program(CALLING, anchors={"every_steps": every}, tools=[TOOL])
+    blobs: dict[str, bytes] = {}
+    config = SessionConfig(11, 20)
+    rows = run_in_memory(
+        made, config, session_id, EnvScorer(), blobs=blobs, call_tool=lambda call: call.arguments
+    )
+    recorded = Recorded.from_rows(rows)
+    assert recorded.ended is not None
+    assert recorded.ended.status == "completed", recorded.ended
+    for at, anchor in recorded.anchors.items():
+        before = recorded.steps[at - 1]
+        assert anchor.blob is not None
+        machine = restored(
+            SessionMachine(made, config),
+            blobs[anchor.blob],
+            anchor.anchor_id,
+            before.fact,
+            before.chain,
+        )
+        assert rerun(machine, recorded) is None
+        assert machine.ended is not None
+        assert machine.ended.chain == recorded.ended.chain
+
+
+def test_torch_goes_on_where_it_was(program: Any, session_id: UUID) -> None:
+    agent = """
+    import torch
+    class Agent:
+        def __init__(self, config):
+            self.layer = torch.nn.Linear(4, 1)
+        def step(self, observation):
+            noise = float(torch.rand(1)) - 0.5
+            return {"action": int(self.layer(torch.tensor(observation)).item() + noise > 0)}
+    """
+    made = program(agent, anchors={"every_steps": 6})
+    interposition = interposition_for(made)
+    blobs: dict[str, bytes] = {}
+    rows = run_in_memory(
+        made, CONFIG, session_id, EnvScorer(), interposition=interposition, blobs=blobs
+    )
+    recorded = Recorded.from_rows(rows)
+    assert recorded.ended is not None
+    assert recorded.ended.status == "completed", recorded.ended
+    for at in (6, 30, 60):
+        anchor, before = recorded.anchors[at], recorded.steps[at - 1]
+        assert anchor.blob is not None
+        machine = restored(
+            SessionMachine(made, CONFIG, interposition),
+            blobs[anchor.blob],
+            anchor.anchor_id,
+            before.fact,
+            before.chain,
+        )
+        assert rerun(machine, recorded) is None
+
+
+def test_bytes_that_were_not_captured_are_no_blob(program: Any, session_id: UUID) -> None:
+    rows, _ = run_with_blobs(program(STATED, anchors={"every_steps": 20}), session_id)
+    other = [
+        row._replace(fact=encode(decode(row.fact) | {"blob": "0" * 64}))
+        if row.key == "anchor_result:20"
+        else row
+        for row in rows
+    ]
+    anchors = Recorded.from_rows(other).anchors
+    assert anchors[20].blob is None
+    assert anchors[40].blob is not None
