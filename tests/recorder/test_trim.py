@@ -26,6 +26,7 @@ def consumer(name: str, floor: int, pending: int = 1, ack_pending: int = 0) -> C
         ([], 700, (700, ())),
         ([], 5000, (1000, ())),
         ([consumer("reward", 300)], 700, (300, ())),
+        ([consumer("anchor-sync", 300)], 700, (300, ())),
         ([consumer("lane-w1-0", 200, 0, 1), consumer("scheduler", 900)], 700, (200, ())),
         # Has all there is for it: its floor stands where its last message was.
         ([consumer("lane-w1-0", 2, 0, 0)], 700, (700, ())),

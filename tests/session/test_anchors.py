@@ -451,3 +451,17 @@ def test_bytes_that_were_not_captured_are_no_blob(program: Any, session_id: UUID
     anchors = Recorded.from_rows(other).anchors
     assert anchors[20].blob is None
     assert anchors[40].blob is not None
+
+
+def test_where_the_next_episode_cannot_begin_no_anchor_is_taken(
+    program: Any, session_id: UUID
+) -> None:
+    env = TABLE.replace("self.n == 150", "self.n == 9").replace(
+        "        self.rng =", "        assert self.n == 0, 'once only'\n        self.rng ="
+    )
+    made = program(WHOLE, env, anchors={"every_steps": 3, "at_episode_start": True})
+    rows, _ = run_with_blobs(made, session_id)
+    recorded = Recorded.from_rows(rows)
+    assert recorded.ended is not None
+    assert (recorded.ended.code, recorded.ended.steps) == ("env_raised", 9)
+    assert sorted(recorded.anchors) == [3, 6]

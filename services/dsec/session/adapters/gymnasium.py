@@ -95,7 +95,7 @@ class GymnasiumAdapter:
         adapter = cls(env)
         adapter._probe = probe = StateProbe(env)
         try:
-            recall(probe, memory, reads_back=1)
+            recall(probe, memory)
             whole = adapter.state_hash() == state_hash
         except (KeyError, ValueError, TypeError):  # attributes that are not there
             whole = False
@@ -105,7 +105,6 @@ class GymnasiumAdapter:
                 f"{type(env).__name__} does not come back whole from a pickle: its state hash is "
                 "another (gymnasium.utils.EzPickle, for one, keeps arguments and no state)",
             )
-        recall(probe, memory)
         return adapter
 
     def agent_action_space(self, seed: int) -> Any:

@@ -40,11 +40,9 @@ def _of_layer(layer: _Layer) -> dict[str, Any]:
     }
 
 
-def recall(probe: StateProbe, memory: Memory, *, reads_back: int = 0) -> None:
-    """Give a fresh probe what another one remembered.
-
-    Args:
-        reads_back: stand so many readings before that.
+def recall(probe: StateProbe, memory: Memory) -> None:
+    """Give a fresh probe what another one remembered, one reading ago: its first reading is the
+    other one's last, and what it gives can be compared.
 
     Raises:
         ValueError, KeyError, TypeError: the environment is made of other layers.
@@ -55,7 +53,7 @@ def recall(probe: StateProbe, memory: Memory, *, reads_back: int = 0) -> None:
         layer.arrays = [
             (name, layer.attributes[name].dtype if same else None) for name, same in told["arrays"]
         ]
-        layer._reads = max(0, told["reads"] - reads_back)
+        layer._reads = max(0, told["reads"] - 1)
         layer._large = {
             name: (layer.attributes[name], bytes(read), bool(has_objects))
             for name, (read, has_objects) in told["large"].items()
