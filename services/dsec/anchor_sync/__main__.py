@@ -41,7 +41,7 @@ async def serve(settings: AnchorSyncSettings) -> int:
     telemetry.counter(metrics.ANCHORS_STORED, lambda: keeper.stored)
     telemetry.counter(metrics.ANCHORS_LOST, lambda: keeper.lost)
     try:
-        await bus.ensure_stream()
+        await bus.await_stream()
         captured = subjects.every(AnchorCaptured.event_name())
         # Before the store is proven: what waits for it must not be trimmed.
         await bus.consumer(CONSUMER, [captured], ack_wait_s=settings.anchor_ack_wait_s)

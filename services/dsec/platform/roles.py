@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from dsec_contracts import reward, session, spec, step, subjects, tool, worker
+from dsec_contracts import anchor, reward, session, spec, step, subjects, tool, worker
 from dsec_contracts.envelope import Event
 
 OPERATOR = "dsec"
@@ -153,7 +153,9 @@ ROLES = (
             session.SessionReleased,
             session.SessionEnded,
             step.SessionStepped,
+            session.SessionResumed,
             tool.ToolCalled,
+            anchor.AnchorCaptured,
             worker.WorkerHeartbeat,
         ),
         calls=(STREAM_INFO, MESSAGE_GET),
@@ -168,6 +170,11 @@ ROLES = (
         "tool",
         events=(tool.ToolBegun, tool.ToolReturned, tool.ToolFailed),
         durable=Durable("tool", subjects.every(tool.ToolCalled.event_name())),
+    ),
+    Role(
+        "anchor-sync",
+        events=(anchor.AnchorStored, anchor.AnchorLost),
+        durable=Durable("anchor-sync", subjects.every(anchor.AnchorCaptured.event_name())),
     ),
     Role(
         "client",
