@@ -1,4 +1,4 @@
-"""Places at which a test can end a process: right before a publish, a commit or an
+"""Places at which a test can end a process: right before a publish, a commit, a put or an
 acknowledgement, and right after it.
 
 What is done before such a place and what after it is all that a crash can tear apart, so a test

@@ -18,6 +18,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from dsec.platform.crash_points import reached
 from dsec.platform.object_directory import Directory
 from dsec.platform.object_errors import BlobDamaged, BlobNotFound, ObjectStoreError
 from dsec.platform.object_s3 import Bucket
@@ -96,7 +97,9 @@ class ObjectStore:
             ObjectStoreError: the store cannot be written.
         """
         key = hashlib.sha256(data).hexdigest()
+        reached("put.before")
         self._backend.write_if_absent(_name(key), data)
+        reached("put.after")
         return key
 
     def get(self, key: str) -> bytes:
