@@ -215,8 +215,9 @@ class Supervisor:
             if now - last_beat >= self._settings.heartbeat_period_s:
                 last_beat = now
                 for child in list(self._children.values()):
-                    await self._vouch(child)
-                    await self._check_fence(child, now)
+                    if child.name in self._children:  # it may end while another is looked at
+                        await self._vouch(child)
+                        await self._check_fence(child, now)
 
     def _kill(self, child: Child, reason: DeathReason) -> None:
         if child.killed_for is None:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 import psycopg
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
@@ -42,6 +43,10 @@ class Recorder:
     counters: Counters = field(default_factory=Counters)
     telemetry: Telemetry = OFF
     leading: bool = False
+    open_writer: Callable[[str], Awaitable[Writer]] = Writer.connect
+    """Connects the writer, from the URL of the database."""
+    open_beside: Callable[[str, str], Awaitable[psycopg.AsyncConnection[Any]]] = connect
+    """Connects what is beside it, from the same URL and a name."""
     _epoch: int = 0
     _epoch_set_back: int = 0
     """The epoch whose stream was found to have lost what the log has of it."""
@@ -70,7 +75,7 @@ class Recorder:
     async def _lead(self, live: Live, stop: asyncio.Event) -> None:
         """Stand by for the lock, then record until stopped or something fails."""
         before = self.counters.batches
-        writer = await Writer.connect(self.settings.database_url)
+        writer = await self.open_writer(self.settings.database_url)
         try:
             if await self._locked(writer, stop):
                 self.counters.leaderships += 1
@@ -113,7 +118,8 @@ class Recorder:
         await appender.unpark()
         # Connected before the tasks that use it: cancelled while it connects, a client leaves the
         # server waiting for the rest of the greeting.
-        async with await connect(self.settings.database_url, "dsec-recorder-beside") as beside:
+        url = self.settings.database_url
+        async with await self.open_beside(url, "dsec-recorder-beside") as beside:
             feed = await Feed.open(self.bus, floor, self.settings)
             trimmer = Trimmer(
                 self.bus, self.settings, self.now, floor.epoch, self.counters, floor.sequence

@@ -1,0 +1,200 @@
+"""What the sessions of a simulation run: a small environment, agents that listen, rewards, tools.
+
+An agent's actions depend on every reward and tool result that it heard, so that one that is lost,
+doubled, changed or out of its place shows in the chain hash.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+from dsec.reward.score import Scorer, load_scorer
+from dsec.session.documents import (
+    AgentDocument,
+    EnvDocument,
+    RewardDocument,
+    ToolDocument,
+    ToolUse,
+    seal,
+)
+from dsec.session.io import Call
+from dsec.session.local import run_in_memory
+from dsec.session.log_row import LogRow
+from dsec.session.program import Program, load_program, session_config
+from dsec.tool.call import Tool, load
+from dsec.tool.frames import Order
+from dsec_contracts.canonical import decode
+from dsec_contracts.session import RequestFact
+
+ENV = b"""
+import gymnasium
+import numpy as np
+
+class Env(gymnasium.Env):
+    action_space = gymnasium.spaces.Discrete(5)
+    observation_space = gymnasium.spaces.Box(0, 100, (2,), np.int64)
+
+    def _seen(self):
+        return np.array([self.x, self.n], np.int64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x, self.n = int(self.np_random.integers(97)), 0
+        return self._seen(), {}
+
+    def step(self, action):
+        self.x = (3 * self.x + int(action) + int(self.np_random.integers(5))) % 97
+        self.n += 1
+        return self._seen(), self.x / 7, self.x % 5 == 0, self.n == 4, {}
+"""
+AGENT = b"""
+class Agent:
+    def __init__(self, config):
+        self.told, self.turns, self.tools = 0, 0, [tool["name"] for tool in config["tools"]]
+
+    def step(self, observation):
+        self.turns += 1
+        if self.tools and self.turns % 2:
+            calls = [{"name": name, "arguments": {"x": self.told % 11}} for name in self.tools]
+            return {"tool_calls": calls}
+        return {"action": (int(observation.sum()) + self.told) % 5}
+
+    def on_reward(self, reward, done, info):
+        self.told = (self.told * 7 + int(reward * 100)) % 1009
+
+    def on_reward_missing(self, step, code):
+        self.told = (self.told * 7 + 1) % 1009
+
+    def on_tool_result(self, tool_id, result):
+        self.told = (self.told * 7 + (result if isinstance(result, int) else 3)) % 1009
+"""
+REWARD = b"""
+def score(t, services):
+    return {"far": float(t.next_observation[0] - t.observation[0]), "bold": t.action / 3}
+"""
+LOOKUP = b"""
+def tool(x):
+    return 17 * x + 1
+"""
+ONCE = b"""
+made = []
+def tool(x):
+    made.append(x)
+    return len(made)
+"""
+
+
+def _tool(name: str, code: bytes, *, idempotent: bool) -> tuple[str, bytes]:
+    document = ToolDocument(name=name, entry="tool.py:tool", idempotent=idempotent, deadline_s=2.0)
+    return seal("tool", document, {"tool.py": code})
+
+
+def _use(name: str, spec: tuple[str, bytes]) -> ToolUse:
+    return ToolUse(ref=spec[0], name=name, deadline_s=2.0)
+
+
+LOOKUP_SPEC = _tool("lookup", LOOKUP, idempotent=True)
+ONCE_SPEC = _tool("once", ONCE, idempotent=False)
+ENV_SPEC = seal("env", EnvDocument(entry="env.py:Env"), {"env.py": ENV})
+BY_ENV = seal("reward", RewardDocument(), {})
+BY_FUNCTION = seal(
+    "reward",
+    RewardDocument(entry="reward.py:score", weights={"far": 0.5, "bold": 2.0}),
+    {"reward.py": REWARD},
+)
+
+
+def _agent(**options: Any) -> tuple[str, bytes]:
+    document = AgentDocument(entry="agent.py:Agent", **options)
+    return seal("agent", document, {"agent.py": AGENT})
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of session."""
+
+    name: str
+    agent: tuple[str, bytes]
+    reward: tuple[str, bytes]
+    repeatable: bool = True
+    """Whether an undisturbed run gives the same: property (c)."""
+
+
+KINDS = (
+    Kind("env", _agent(), BY_ENV),
+    Kind("scored", _agent(), BY_FUNCTION),
+    Kind("tools", _agent(tools=[_use("lookup", LOOKUP_SPEC)]), BY_FUNCTION),
+    Kind("once", _agent(tools=[_use("once", ONCE_SPEC)]), BY_ENV, repeatable=False),
+    Kind("forgetful", _agent(deterministic_mode=False), BY_FUNCTION, repeatable=False),
+)
+SPECS: dict[str, tuple[str, bytes]] = {
+    spec[0]: (kind, spec[1])
+    for kind, spec in (
+        ("env", ENV_SPEC),
+        ("reward", BY_ENV),
+        ("reward", BY_FUNCTION),
+        ("tool", LOOKUP_SPEC),
+        ("tool", ONCE_SPEC),
+        *(("agent", kind.agent) for kind in KINDS),
+    )
+}
+"""Kind and content of every spec, by its hash."""
+
+
+def program(kind: Kind) -> Program:
+    """The loaded program of a kind of session."""
+    return loaded(*kind.agent, *ENV_SPEC)
+
+
+loaded = cache(load_program)
+"""Loading keeps nothing of a session, and costs more than running one."""
+
+
+@cache
+def scorer(kind: Kind) -> Scorer:
+    """What rewards a kind of session."""
+    return load_scorer(*kind.reward)
+
+
+@cache
+def _lookup() -> Tool:
+    found = load(*LOOKUP_SPEC, {})
+    assert isinstance(found, Tool)
+    return found
+
+
+def _call(call: Call) -> Any:
+    outcome = _lookup().call(Order(call.arguments, "reference"))
+    assert isinstance(outcome, bytes)
+    return decode(outcome)
+
+
+_REFERENCE = UUID("019b76da-a800-7000-8000-000000000000")
+
+
+@cache
+def undisturbed(kind: Kind, seed: int, max_steps: int) -> tuple[bytes, tuple[float, ...]]:
+    """Last chain hash and rewards of a run in one process that nothing happens to."""
+    request = RequestFact(
+        session_id=_REFERENCE,
+        agent_spec=kind.agent[0],
+        env_spec=ENV_SPEC[0],
+        reward_fn_hash=kind.reward[0],
+        seed=seed,
+        max_steps=max_steps,
+        creation_timestamp="2026-01-01T00:00:00Z",  # type: ignore[arg-type]
+    )
+    code = program(kind)
+    config = session_config(request, code)
+    rows = run_in_memory(code, config, _REFERENCE, scorer(kind), call_tool=_call)
+    return outcome_of(rows)
+
+
+def outcome_of(rows: list[LogRow]) -> tuple[bytes, tuple[float, ...]]:
+    """Last chain hash and rewards, by step, of a log."""
+    ended = [bytes(row.chain or b"") for row in rows if row.kind == "session.ended"]
+    values = {row.step or 0: row.value or 0.0 for row in rows if row.kind == "reward.scored"}
+    return (ended or [b""])[0], tuple(values[step] for step in sorted(values))

@@ -1,0 +1,310 @@
+"""The real services, composed as their `__main__` does it, on simulated parts.
+
+What is left out of each is what cannot be simulated: FastStream's pull loop (`pump` is what it is
+configured to be, one message after the other), the processes that run rewards and tools (here they
+run in place, between two waits), and signals. The supervisor of workers is the real one; only the
+start of a process is replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsec.env_runtime.running import RunningSlot
+from dsec.env_runtime.settings import EnvRuntimeSettings
+from dsec.env_runtime.supervisor import Child, Supervisor
+from dsec.env_runtime.worker import EXIT_FENCED, Worker
+from dsec.platform.bus import Bus, Message, PublishRefused
+from dsec.platform.telemetry import OFF
+from dsec.recorder.leadership import Recorder
+from dsec.recorder.settings import RecorderSettings
+from dsec.reward.effects import Patience, Specs
+from dsec.reward.effects import spec_source as reward_specs
+from dsec.reward.frames import Outcome as RewardOutcome
+from dsec.reward.frames import Task
+from dsec.reward.handlers import CONSUMER as REWARD
+from dsec.reward.handlers import Rewarder
+from dsec.reward.scoring_process import Scorers
+from dsec.reward.settings import RewardSettings
+from dsec.scheduler.__main__ import lead
+from dsec.scheduler.leadership import LEASE_NAME, LEASE_TTL_S, Leadership
+from dsec.scheduler.settings import SchedulerConfig
+from dsec.tool.call import Tool, load
+from dsec.tool.effects import Tools, memory_of
+from dsec.tool.effects import spec_source as tool_specs
+from dsec.tool.frames import Order, Outcome
+from dsec.tool.handlers import CONSUMER as TOOL
+from dsec.tool.handlers import Caller
+from dsec.tool.processes import Program
+from dsec.tool.settings import ToolSettings
+from dsec_contracts import SessionStepped, ToolCalled, subjects
+from tests.simulation.clock import Process
+from tests.simulation.log import BesideConnection, Reader, RecordersWriter, SchedulersHistory
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+FETCH_WAIT_S = 5.0
+KILLED = -9
+NO_PID = 1 << 30
+"""No process has it, so nothing can be asked or signalled by it."""
+
+SCHEDULER = SchedulerConfig.model_validate(
+    {"heartbeat_period_s": 0.5, "heartbeat_limit_s": 1.5, "session_absent_limit_s": 10.0}
+)
+NODE = EnvRuntimeSettings.model_validate(
+    {
+        "workers": 2,
+        "isolated_workers": 0,
+        "lanes_per_worker": 2,
+        "sessions_per_worker_max": 8,
+        "heartbeat_period_s": 0.5,
+        "reply_wait_s": 2.0,
+        "worker_memory_bytes_max": 1 << 60,
+    }
+)
+RECORDER = RecorderSettings.model_validate(
+    {
+        "fetch_wait_s": 0.25,
+        "retry_wait_s_max": 1.0,
+        "standby_poll_s": 0.5,
+        "trim_period_s": 2.0,
+        "trim_keep_s": 60.0,
+        "stall_limit_s": 3.0,
+        "heartbeat_write_s": 5.0,
+    }
+)
+
+
+async def pump(
+    bus: Bus, durable: str, subject: str, handle: Callable[[Message], Awaitable[None]], wait_s: float
+) -> None:
+    """One message of a durable after the other."""
+    consumer = await bus.consumer(durable, [subject], ack_wait_s=wait_s)
+    while True:
+        for message in await consumer.fetch(1, FETCH_WAIT_S):
+            await handle(message)
+
+
+async def scheduler(world: World, process: Process) -> None:
+    """A scheduler: stands by, leads."""
+    bus = Bus(world.network.client(process), process.name)  # type: ignore[arg-type]
+    await bus.ensure_stream()
+    history = SchedulersHistory(world.database, process)
+    lease = await bus.lease(LEASE_NAME, process.name, LEASE_TTL_S)
+    leadership = Leadership(lease, world.loop.time)
+    stop = asyncio.Event()
+    if await leadership.take(stop):
+        await lead(bus, history, SCHEDULER, leadership, OFF, stop)
+
+
+async def recorder(world: World, process: Process) -> None:
+    """A recorder: stands by, writes."""
+    bus = Bus(world.network.client(process), process.name)  # type: ignore[arg-type]
+
+    async def writer(_: str) -> RecordersWriter:
+        return RecordersWriter(world.database, process)
+
+    async def beside(_: str, __: str) -> Any:
+        return BesideConnection(world.database, process)
+
+    now = world.now
+    await Recorder(bus, RECORDER, now, open_writer=writer, open_beside=beside).run(asyncio.Event())
+
+
+# -- reward ------------------------------------------------------------------------------------
+
+
+class InPlaceFunctions:
+    """Reward functions, run by what runs them in the scoring process."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._scorers = _SCORERS
+
+    async def score(
+        self, tasks: Sequence[Task], contents: Mapping[str, bytes]
+    ) -> list[RewardOutcome]:
+        """The outcome of every row."""
+        self._scorers.add(dict(contents))
+        await asyncio.sleep(self._world.work_s())
+        return [self._scorers.score(task) for task in tasks]
+
+
+_SCORERS = Scorers()
+"""Functions of their transition alone: what one run has loaded is the next one's, too."""
+
+
+async def reward(world: World, process: Process) -> None:
+    """A replica of the reward service."""
+    settings = RewardSettings(reward_replica=process.name)
+    bus = Bus(world.network.client(process), process.name)  # type: ignore[arg-type]
+    await bus.ensure_stream()
+    source = reward_specs(Reader(world.database, process), None, settings.reward_spec_wait_s)
+    patience = Patience(settings.reward_absent_s_max, world.loop.time)
+    specs = Specs(source, patience=patience, kept_max=settings.reward_specs_max)
+    functions = InPlaceFunctions(world)
+    rewarder = Rewarder(bus, specs, functions, _no_blobs, settings, world.now)
+
+    async def handle(message: Message) -> None:
+        specs.position = message.sequence
+        await rewarder.on_session_stepped(message)
+
+    subject = subjects.every(SessionStepped.event_name())
+    await pump(bus, REWARD, subject, handle, settings.reward_ack_wait_s)
+
+
+def _no_blobs(key: str) -> bytes:
+    raise AssertionError(f"no observation here is large: {key}")
+
+
+# -- tools -------------------------------------------------------------------------------------
+
+
+class InPlaceCalls:
+    """Calling processes, run by what runs in them. It dies with the service."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world = world
+        self._process = process
+
+    async def take(self, program: Program) -> Program:
+        """A process for a call."""
+        await asyncio.sleep(self._world.work_s())
+        return program
+
+    async def give_back(self, program: Program) -> None:
+        """It was not needed."""
+
+    async def call(self, program: Program, order: Order, deadline_s: float) -> Outcome:
+        """Make a call."""
+        await asyncio.sleep(self._world.work_s())
+        if self._process.dead:
+            await self._world.loop.create_future()
+        tool = self._world.tools.get(program.spec_hash)
+        if tool is None:
+            found = load(program.spec_hash, program.content, program.secrets)
+            assert isinstance(found, Tool)
+            tool = self._world.tools[program.spec_hash] = found
+        self._world.calls.append((program.spec_hash, order.key))
+        outcome = tool.call(order)
+        await asyncio.sleep(self._world.work_s())
+        return outcome
+
+
+async def tool(world: World, process: Process) -> None:
+    """A replica of the tool service."""
+    settings = ToolSettings(
+        tool_replica=process.name, tool_unknown_grace_s=1.0, tool_log_wait_s=5.0
+    )
+    bus = Bus(world.network.client(process), process.name)  # type: ignore[arg-type]
+    await bus.ensure_stream()
+    reader = Reader(world.database, process)
+
+    async def last_sequence() -> int:
+        return (await bus.stream_state()).last_sequence
+
+    tools = Tools(
+        tool_specs(reader, None, settings.tool_log_wait_s),
+        {},
+        absent_s_max=settings.tool_absent_s_max,
+        kept_max=settings.tool_specs_max,
+    )
+    past = memory_of(reader, last_sequence, settings.tool_log_wait_s)
+    calls: Any = InPlaceCalls(world, process)
+    caller = Caller(bus, tools, past, calls, settings, world.now)
+    subject = subjects.every(ToolCalled.event_name())
+    await pump(bus, TOOL, subject, caller.on_tool_called, settings.tool_ack_wait_s)
+
+
+# -- workers -----------------------------------------------------------------------------------
+
+
+class WorkerHandle:
+    """A worker process as its supervisor holds it."""
+
+    pid = NO_PID
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._process = process
+        self._ended: asyncio.Future[int] = world.loop.create_future()
+        self.code = KILLED
+        """What it ends with, unless it says otherwise itself."""
+        process.on_death.append(lambda: world.loop.later(0.001, self._end))
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(self.code)
+
+    async def wait(self) -> int:
+        """Its exit code."""
+        return await asyncio.shield(self._ended)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.die()
+
+    terminate = kill
+
+
+class Node(Supervisor):
+    """The supervisor of a node, whose workers are processes of the simulation."""
+
+    world: World
+    node: Process
+
+    async def _start(self, isolated: bool) -> Child:
+        world = self.world
+        name = world.new_name("w")
+        path = self._directory / name
+        slot = RunningSlot(path, NODE.sessions_per_worker_max, create=True)
+        process = Process(name, "worker")
+        handle: Any = WorkerHandle(world, process)
+        self.node.on_death.append(process.die)  # as `die_with_parent` sees to
+
+        async def main() -> None:
+            handle.code = 1
+            handle.code = await worker(world, process, path, isolated)
+
+        world.run(process, main())
+        return Child(name, isolated, handle, slot, began=world.loop.time())
+
+
+async def node(world: World, process: Process) -> None:
+    """A node: keeps workers alive."""
+    bus = Bus(world.network.client(process), process.name)  # type: ignore[arg-type]
+    await bus.ensure_stream()
+    supervisor = Node(NODE, bus, {})
+    supervisor.world, supervisor.node = world, process
+    world.folders.append(supervisor._directory)
+    await supervisor.run(asyncio.Event())
+
+
+async def worker(world: World, process: Process, slot: Path, isolated: bool) -> int:
+    """A worker. Returns its exit code."""
+    running = RunningSlot(slot, NODE.sessions_per_worker_max, create=False)
+    bus = Bus(world.network.client(process), process.name)  # type: ignore[arg-type]
+    reader = Reader(world.database, process)
+    hosted = Worker(process.name, NODE, bus, reader, None, running, isolated=isolated)
+    try:
+        await hosted.run(asyncio.Event())
+    except PublishRefused:
+        return EXIT_FENCED
+    finally:
+        with contextlib.suppress(BufferError, ValueError):
+            running.close()
+    return 0
+
+
+SERVICES = {
+    "scheduler": scheduler,
+    "recorder": recorder,
+    "reward": reward,
+    "tool": tool,
+    "node": node,
+}
+"""What runs, by name. Workers are their node's."""

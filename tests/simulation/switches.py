@@ -1,0 +1,38 @@
+"""Guards of the simulated world that can be switched off, to see that the simulation misses them.
+
+Each names what it stands for in the real one. With all on, no seed may fail; with one off, some
+must (`test_guards.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """Which guards there are."""
+
+    fence: bool = True
+    """The server refuses a fenced worker's publishes."""
+    expected_sequence: bool = True
+    """The server refuses a placement that builds on another than the last."""
+    natural_key: bool = True
+    """The log has a row once."""
+    fact_comparison: bool = True
+    """The log notices another fact under a key that it has."""
+    floor_wait: bool = True
+    """Whoever waits for the floor gets it."""
+    tail_limit: bool = True
+    """Rows behind a tail are left out where it is asked for."""
+    redelivery: bool = True
+    """What was not acknowledged comes again."""
+    commit_before_ack: bool = True
+    """The recorder's rows are there when it acknowledges."""
+
+    def without(self, guard: str) -> Switches:
+        """All but one."""
+        return replace(self, **{guard: False})
+
+
+GUARDS = tuple(field.name for field in fields(Switches))
