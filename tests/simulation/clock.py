@@ -229,50 +229,60 @@ async def _breathe() -> None:
 # -- clocks of modules -------------------------------------------------------------------------
 
 
-def _virtual(loop: Callable[[], VirtualLoop]) -> dict[Any, Any]:
-    return {
-        time.monotonic: lambda: loop().time(),
-        time.monotonic_ns: lambda: int(loop().time() * 1e9),
-        time.time: lambda: loop().now_ns / 1e9,
-        time.time_ns: lambda: loop().now_ns,
-        time.perf_counter: lambda: loop().time(),
-        clock.utc_now: lambda: loop().now,
-        clock.now_ns: lambda: loop().now_ns,
-    }
+class _Now:
+    """Whose clock is asked: one run is made after the other."""
+
+    loop: VirtualLoop
+    chance: random.Random
 
 
+_VIRTUAL: dict[Any, Callable[[], Any]] = {
+    time.monotonic: lambda: _Now.loop.time(),
+    time.monotonic_ns: lambda: int(_Now.loop.time() * 1e9),
+    time.time: lambda: _Now.loop.now_ns / 1e9,
+    time.time_ns: lambda: _Now.loop.now_ns,
+    time.perf_counter: lambda: _Now.loop.time(),
+    clock.utc_now: lambda: _Now.loop.now,
+    clock.now_ns: lambda: _Now.loop.now_ns,
+}
 _KEPT = ("dsec.platform.virtual", "dsec.session")
 """What redirects clocks for user code keeps the real ones."""
+_replaced: list[tuple[types.ModuleType, str, Any]] = []
 
 
 @contextlib.contextmanager
-def virtual_clocks(loop: Callable[[], VirtualLoop], chance: random.Random) -> Iterator[None]:
+def virtual_clocks(loop: VirtualLoop, chance: random.Random) -> Iterator[None]:
     """Every clock that a module of ours, or the retries, took from the process is the loop's.
 
     The services ask `time` and `dsec.platform.clock` by names that they imported: all those names
     are found and replaced, so that none can be forgotten here when a module begins to use one.
+    Within another use of this, only the loop changes: finding the names takes longer than a run.
     """
-    virtual = _virtual(loop)
+    outermost = not _replaced
+    _Now.loop, _Now.chance = loop, chance
+    try:
+        if outermost:
+            _replace()
+        tenacity.wait.random = chance  # type: ignore[assignment]
+        yield
+    finally:
+        if outermost:
+            while _replaced:
+                setattr(*_replaced.pop())
+
+
+def _replace() -> None:
     module = types.SimpleNamespace(**vars(time))
-    for real, ours in virtual.items():
-        if hasattr(time, getattr(real, "__name__", "")):
+    for real, ours in _VIRTUAL.items():
+        if hasattr(time, real.__name__):
             setattr(module, real.__name__, ours)
-    before: list[tuple[types.ModuleType, str, Any]] = []
     for name, found in list(sys.modules.items()):
         if not name.startswith(("dsec.", "tenacity")) or name.startswith(_KEPT):
             continue
         for attribute, value in list(vars(found).items()):
-            if value is time:
-                before.append((found, attribute, value))
-                setattr(found, attribute, module)
-            elif isinstance(value, types.BuiltinFunctionType | types.FunctionType):
-                if value in virtual:
-                    before.append((found, attribute, value))
-                    setattr(found, attribute, virtual[value])
-    before.append((tenacity.wait, "random", tenacity.wait.random))
-    tenacity.wait.random = chance  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for found, attribute, value in before:
-            setattr(found, attribute, value)
+            known = isinstance(value, types.BuiltinFunctionType | types.FunctionType)
+            ours = module if value is time else _VIRTUAL.get(value) if known else None
+            if ours is not None:
+                _replaced.append((found, attribute, value))
+                setattr(found, attribute, ours)
+    _replaced.append((tenacity.wait, "random", tenacity.wait.random))

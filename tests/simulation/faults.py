@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tests.simulation.network import Weather
 
-FAULTS_UNTIL_S = 9.0
+FAULTS_UNTIL_S = 7.0
 """Later nothing more goes wrong, so that every session can end."""
 WEATHER_UNTIL_S = 12.0
 BOUNDARY_MAX = 220
@@ -61,7 +61,7 @@ def plan_of(seed: int, kinds: int) -> Plan:
     """What happens in the run of a seed, among sessions of that many kinds."""
     chance = random.Random(f"plan {seed}")
     sessions = tuple(
-        (chance.randrange(kinds), chance.randrange(4), chance.randint(2, 6))
+        (chance.randrange(kinds), chance.randrange(4), chance.randint(2, 8))
         for _ in range(chance.randint(1, 4))
     )
     return Plan(
@@ -76,10 +76,10 @@ def plan_of(seed: int, kinds: int) -> Plan:
         ),
         duplicate_window_s=chance.choice((120.0, 1.0, 0.0)),
         lost_commits_share=chance.choice((0.0, 0.0, 0.05)),
-        work_s_max=chance.choice((0.001, 0.02, 0.5)),
+        work_s_max=chance.choice((0.02, 0.3, 1.0)),
         standby=tuple(k for k in ("scheduler", "recorder", "reward", "tool") if chance.random() < 0.3),
         sessions=sessions,
-        asked_at_s=tuple(chance.uniform(0, 3) for _ in sessions),
+        asked_at_s=tuple(chance.uniform(0, 1) for _ in sessions),
         faults=tuple(sorted(_faults(chance, len(sessions)), key=lambda fault: fault.at_s)),
         crash_points=tuple(
             CrashPoint(
@@ -93,7 +93,7 @@ def plan_of(seed: int, kinds: int) -> Plan:
 def _faults(chance: random.Random, sessions: int) -> list[Fault]:
     found = []
     for _ in range(chance.choice((0, 1, 2, 3, 5))):
-        at_s = chance.uniform(0.3, FAULTS_UNTIL_S)
+        at_s = chance.triangular(0.3, FAULTS_UNTIL_S, 1.5)
         what = chance.choice(("kill", "kill", "kill", "stop", "stop", "bus_away", "database_away"))
         if what == "kill":
             found.append(Fault(at_s, what, chance.choice(KINDS)))
@@ -104,7 +104,7 @@ def _faults(chance: random.Random, sessions: int) -> list[Fault]:
         else:
             found.append(Fault(at_s, what, for_s=chance.uniform(0.1, 3.0)))
     if chance.random() < 0.15:
-        at_s = chance.uniform(0.3, FAULTS_UNTIL_S)
+        at_s = chance.triangular(0.3, FAULTS_UNTIL_S, 1.5)
         found.append(Fault(at_s, "stream_full", for_s=chance.uniform(0.1, 3.0)))
     for number in range(sessions):
         if chance.random() < 0.12:

@@ -6,11 +6,14 @@ doubled, changed or out of its place shows in the chain hash.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from uuid import UUID
 
+from dsec.env_runtime import seats
 from dsec.reward.score import Scorer, load_scorer
 from dsec.session.documents import (
     AgentDocument,
@@ -151,6 +154,20 @@ def program(kind: Kind) -> Program:
 
 loaded = cache(load_program)
 """Loading keeps nothing of a session, and costs more than running one."""
+
+
+_undeclared_uses = cache(seats.undeclared_uses)
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Workers take programs that were loaded once: only sessions are made anew, not code."""
+    before = seats.load_program, seats.undeclared_uses
+    seats.load_program, seats.undeclared_uses = loaded, _undeclared_uses
+    try:
+        yield
+    finally:
+        seats.load_program, seats.undeclared_uses = before
 
 
 @cache

@@ -78,6 +78,8 @@ RECORDER = RecorderSettings.model_validate(
         "heartbeat_write_s": 5.0,
     }
 )
+REWARDS = RewardSettings()
+TOOLS = ToolSettings(tool_unknown_grace_s=1.0, tool_log_wait_s=5.0)
 
 
 async def pump(
@@ -141,7 +143,7 @@ _SCORERS = Scorers()
 
 async def reward(world: World, process: Process) -> None:
     """A replica of the reward service."""
-    settings = RewardSettings(reward_replica=process.name)
+    settings = REWARDS.model_copy(update={"reward_replica": process.name})
     bus = Bus(world.network.client(process), process.name)  # type: ignore[arg-type]
     await bus.ensure_stream()
     source = reward_specs(Reader(world.database, process), None, settings.reward_spec_wait_s)
@@ -198,9 +200,7 @@ class InPlaceCalls:
 
 async def tool(world: World, process: Process) -> None:
     """A replica of the tool service."""
-    settings = ToolSettings(
-        tool_replica=process.name, tool_unknown_grace_s=1.0, tool_log_wait_s=5.0
-    )
+    settings = TOOLS.model_copy(update={"tool_replica": process.name})
     bus = Bus(world.network.client(process), process.name)  # type: ignore[arg-type]
     await bus.ensure_stream()
     reader = Reader(world.database, process)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 from dataclasses import dataclass
@@ -36,16 +37,37 @@ class Result:
         return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
 
 
+_RUNS_A_COLLECTION = 25
+_runs = 0
+
+
+def _collect_seldom() -> None:
+    """A run makes a hundred thousand objects, all of which go with it: looked through once in a
+    while, and not again and again while they are made."""
+    global _runs
+    if _runs == 0:
+        gc.collect()
+        gc.freeze()
+    elif _runs % _RUNS_A_COLLECTION == 0:
+        gc.collect()
+    _runs += 1
+
+
 def simulate(seed: int, *, switches: Switches | None = None, plan: Plan | None = None) -> Result:
     """Run a seed."""
     told = plan or plan_of(seed, len(programs.KINDS))
     world = World(seed, told, switches or Switches())
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # what the services say of faults that are meant
+    _collect_seldom()
+    collects = gc.isenabled()
+    gc.disable()
     try:
         world.live()
         found = list(failures(world))
     finally:
         logging.disable(before)
+        if collects:
+            gc.enable()
     loop = world.loop
     return Result(seed, found, world.lines, told, world.kills, loop.time(), loop.callbacks)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import nats.js.errors
@@ -63,6 +64,7 @@ class _Pending:
     delivered: int
 
 
+@cache
 def matches(subject: str, pattern: str) -> bool:
     """Whether a subject falls under a filter."""
     if pattern == subject:

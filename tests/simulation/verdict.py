@@ -8,12 +8,12 @@ from typing import Any
 from uuid import UUID
 
 from dsec.platform.bus import Message
-from dsec.recorder.intake import Unfit, read, table_of
+from dsec.recorder.intake import Reading, Unfit, read, table_of
 from dsec.replay.verify import verify
 from dsec.session.program import session_config
 from dsec_contracts import keys
 from tests.simulation import programs
-from tests.simulation.log import log_row
+from tests.simulation.log import log_row, place
 from tests.simulation.programs import ONCE_SPEC, outcome_of, undisturbed
 from tests.simulation.world import Session, World
 
@@ -38,7 +38,7 @@ def failures(world: World) -> Iterator[str]:
 
 def _published(world: World) -> Iterator[str]:
     """(a): the log has each published output once, as it was published first."""
-    first: dict[tuple[bytes, str], dict[str, Any]] = {}
+    readings: list[Reading] = []
     for stored in world.server.archive:
         if stored.subject.startswith("dsec.fence."):
             continue
@@ -53,10 +53,12 @@ def _published(world: World) -> Iterator[str]:
         if isinstance(reading, Unfit):
             yield f"{stored.subject} at {stored.sequence} can be no row: {reading.error}"
             continue
-        for row in table_of([reading]).to_pylist():
-            known = first.setdefault((row["session_id"], row["key"]), row)
-            if known["fact"] != row["fact"] and not _may_differ(world, row):
-                yield f"{_name(row)} was changed: at {known['sequence']} and {row['sequence']}"
+        readings.append(reading)
+    first: dict[tuple[bytes, str], dict[str, Any]] = {}
+    for row in sorted(table_of(readings).to_pylist(), key=place):
+        known = first.setdefault((row["session_id"], row["key"]), row)
+        if known["fact"] != row["fact"] and not _may_differ(world, row):
+            yield f"{_name(row)} was changed: at {known['sequence']} and {row['sequence']}"
     yield from _logged(world, first)
 
 

@@ -17,7 +17,6 @@ from uuid import UUID
 import nats.errors
 from sqlalchemy.exc import SQLAlchemyError
 
-from dsec.env_runtime import seats
 from dsec.platform.bus import Bus, BusError
 from dsec.platform.log import LogBehind, LogUnavailable
 from dsec.scheduler.handlers import DeliveryLost
@@ -132,8 +131,10 @@ class World:
     def boundary(self, process: Process, what: str, when: str) -> bool:
         """A process is about to ask for something, or it was done. True: it is dead now."""
         self._asked[process.kind, when] += 1
+        if process.dead or not self._crash_points:
+            return process.dead
         point = CrashPoint(process.kind, self._asked[process.kind, when], when)
-        if point in self._crash_points and not process.dead:
+        if point in self._crash_points:
             self._crash_points.discard(point)
             self.trace(f"{process} DIES {when} {what}")
             self.kills += 1
@@ -257,8 +258,9 @@ class World:
         if not all(database.get(s.request.session_id, keys.ENDED) for s in self.sessions):
             return False
         floor = database.floor()
-        logged = [s for s in server.archive if not s.subject.startswith(("dsec.fence", "dsec.dead"))]
-        return floor is not None and (not logged or floor["sequence"] >= logged[-1].sequence)
+        others = ("dsec.fence.", "dsec.dead.")
+        logged = (s.sequence for s in reversed(server.archive) if not s.subject.startswith(others))
+        return floor is not None and floor["sequence"] >= next(logged, 0)
 
     def _look(self) -> None:
         if self._over() or self.loop.time() > RUN_S_MAX or self.errors:
@@ -270,9 +272,8 @@ class World:
         """Run until every session has ended, or never will."""
         asyncio.set_event_loop(self.loop)
         self.loop.set_exception_handler(self._unhandled)
-        before, seats.load_program = seats.load_program, programs.loaded
         try:
-            with virtual_clocks(lambda: self.loop, self.chance):
+            with virtual_clocks(self.loop, self.chance), programs.kept():
                 for kind in SERVICES:
                     self.start(kind)
                 for kind in self.plan.standby:
@@ -287,7 +288,6 @@ class World:
                     self.errors.append(f"stuck: {stuck}")
                 self._close()
         finally:
-            seats.load_program = before
             asyncio.set_event_loop(None)
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

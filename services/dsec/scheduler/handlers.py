@@ -174,9 +174,7 @@ class Scheduler:
         while not cancelled():
             if not self._leadership.sure:
                 raise LeadershipLost("it is not sure that nobody else leads")
-            if not self._caught_up.is_set() and (
-                self._position >= target or (await consumer.state()).pending == 0
-            ):
+            if not self._caught_up.is_set() and await self._has_all(consumer, target):
                 self._caught_up.set()
                 log.info("leading, from position %d", self._position)
             asked_s = self._monotonic()
@@ -186,6 +184,14 @@ class Scheduler:
                 self._wake.set()
             if len(messages) < FETCH_MESSAGES_MAX:
                 self.state.followed_until_s = asked_s  # there was no more to be had
+
+    async def _has_all(self, consumer: Consumer, target: int) -> bool:
+        """Whether the state has what the stream had when we began, as far as it is ours."""
+        if self._position >= target:
+            return True
+        state = await consumer.state()
+        # What is on its way to us is no longer pending, and not in the state yet.
+        return state.pending == 0 and state.delivered <= self._position
 
     async def _fetch(self, consumer: Consumer) -> list[Message]:
         try:
@@ -336,7 +342,10 @@ class Scheduler:
         row = await self._history.floor()
         if row is None:
             return False
-        found = await self._history.waiting(start, row.floor, room)
+        # The log may be ahead of us: of what follows our state we do not know yet what it builds
+        # on, such as the specs that were registered just before.
+        upto = min(row.floor, Position(self._epoch, self._position))
+        found = await self._history.waiting(start, upto, room)
         for one in found:
             command = Ask(one.event_id, one.request, Prior(None, False, one.cancel))
             sequence = flat(one.at, self._epoch)
@@ -350,8 +359,8 @@ class Scheduler:
         if len(found) == room:
             last = found[-1].at
             self._overflow = Position(last.epoch, last.sequence + 1)
-        elif row.floor >= Position(self._epoch, self._position):
+        elif upto >= Position(self._epoch, self._position):
             self._overflow = None  # the log has no more, and neither has the stream
         else:
-            self._overflow = Position(row.floor.epoch, row.floor.sequence + 1)
+            self._overflow = Position(upto.epoch, upto.sequence + 1)
         return len(found) == room
