@@ -42,3 +42,7 @@ nats-users:
 # Steps a second beside a bare loop; arguments go to the script
 throughput *arguments:
     python loadtests/throughput.py {{arguments}}
+
+# All services in virtual time under faults: `just simulate SEED`, or `just simulate --seeds 2000`
+simulate *arguments:
+    python -m tests.simulation {{arguments}}

@@ -213,3 +213,17 @@ async def test_large_observations_are_referred_to_or_left_out_and_small_ones_inl
     assert (leaves_out.observation, leaves_out.prior) == (b"", b"")
     assert inline.observation == encode(np.full(4, 1.0, np.float32))
     assert inline.prior == encode(np.full(4, 0.5, np.float32))
+
+
+async def test_answers_that_get_lost_on_the_way_are_not_passed_over(rig: LaneRig) -> None:
+    await rig.start()
+    seat = rig.seat()
+    rig.lane.join(seat)
+    (row,) = await rig.stepped(seat.placed.session_id, 1)
+    consumer = await rig.bus.consumer("lane-lossy", ["dsec.reward.scored.lossy"], ack="none")
+    await rig.reward(row, value=7.0, lane="lossy")
+    (lost,) = await consumer.fetch(1, 5)  # as if the client had dropped it
+    await rig.reward(row, value=8.0, lane="lossy")
+    async with asyncio.timeout(5):
+        assert await rig.lane.hear(consumer, after=lost.sequence - 1) == lost.sequence - 1
+    assert seat.machine.steps == 1, "an answer counted that was not the first"

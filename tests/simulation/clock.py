@@ -46,6 +46,8 @@ class Process:
         self.kind = kind
         self.stopped = False
         self.dead = False
+        self.mute_until_s = 0.0
+        """Until then nobody hears its heartbeats, though it is well."""
         self.limbo: list[asyncio.Handle] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.on_death: list[Callable[[], None]] = []
@@ -237,11 +239,11 @@ class _Now:
 
 
 _VIRTUAL: dict[Any, Callable[[], Any]] = {
-    time.monotonic: lambda: _Now.loop.time(),
+    time.monotonic: lambda: float(_Now.loop.time()),
     time.monotonic_ns: lambda: int(_Now.loop.time() * 1e9),
     time.time: lambda: _Now.loop.now_ns / 1e9,
     time.time_ns: lambda: _Now.loop.now_ns,
-    time.perf_counter: lambda: _Now.loop.time(),
+    time.perf_counter: lambda: float(_Now.loop.time()),
     clock.utc_now: lambda: _Now.loop.now,
     clock.now_ns: lambda: _Now.loop.now_ns,
 }

@@ -21,7 +21,7 @@ class Fault:
 
     at_s: float
     what: str
-    """`kill`, `stop`, `bus_away`, `database_away`, `stream_full` or `cancel`."""
+    """`kill`, `stop`, `mute`, `bus_away`, `database_away`, `stream_full` or `cancel`."""
     who: str = ""
     for_s: float = 0.0
 
@@ -77,13 +77,17 @@ def plan_of(seed: int, kinds: int) -> Plan:
         duplicate_window_s=chance.choice((120.0, 1.0, 0.0)),
         lost_commits_share=chance.choice((0.0, 0.0, 0.05)),
         work_s_max=chance.choice((0.02, 0.3, 1.0)),
-        standby=tuple(k for k in ("scheduler", "recorder", "reward", "tool") if chance.random() < 0.3),
+        standby=tuple(
+            k for k in ("scheduler", "recorder", "reward", "tool") if chance.random() < 0.3
+        ),
         sessions=sessions,
         asked_at_s=tuple(chance.uniform(0, 1) for _ in sessions),
         faults=tuple(sorted(_faults(chance, len(sessions)), key=lambda fault: fault.at_s)),
         crash_points=tuple(
             CrashPoint(
-                chance.choice(KINDS), chance.randint(1, BOUNDARY_MAX), chance.choice(("before", "after"))
+                chance.choice(KINDS),
+                chance.randint(1, BOUNDARY_MAX),
+                chance.choice(("before", "after")),
             )
             for _ in range(chance.choice((0, 1, 2, 4)))
         ),
@@ -94,11 +98,15 @@ def _faults(chance: random.Random, sessions: int) -> list[Fault]:
     found = []
     for _ in range(chance.choice((0, 1, 2, 3, 5))):
         at_s = chance.triangular(0.3, FAULTS_UNTIL_S, 1.5)
-        what = chance.choice(("kill", "kill", "kill", "stop", "stop", "bus_away", "database_away"))
+        what = chance.choice(
+            ("kill", "kill", "kill", "stop", "stop", "mute", "bus_away", "database_away")
+        )
         if what == "kill":
             found.append(Fault(at_s, what, chance.choice(KINDS)))
             if chance.random() < 0.3:  # two at once now and then
                 found.append(Fault(at_s, what, chance.choice(KINDS)))
+        elif what == "mute":
+            found.append(Fault(at_s, what, "worker", chance.uniform(1.5, 5.0)))
         elif what == "stop":
             found.append(Fault(at_s, what, chance.choice(KINDS), chance.uniform(0.2, 8.0)))
         else:

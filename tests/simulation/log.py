@@ -18,6 +18,8 @@ from typing import Any, Self
 from uuid import UUID
 
 import psycopg
+from tests.simulation.clock import Process, VirtualLoop
+from tests.simulation.switches import Switches
 
 from dsec.platform.log import LogReader, LogUnavailable, Position
 from dsec.recorder import live, trim
@@ -26,8 +28,6 @@ from dsec.scheduler import history
 from dsec.scheduler.history import History
 from dsec.session.log_row import LogRow
 from dsec_contracts import keys
-from tests.simulation.clock import Process, VirtualLoop
-from tests.simulation.switches import Switches
 
 Row = dict[str, Any]
 LOCK_KEPT_S = 0.05
@@ -179,7 +179,7 @@ class Reader(LogReader):
 
         def find() -> list[LogRow]:
             found = database.of(session_id)
-            if upto is not None and database.switches.tail_limit:
+            if upto is not None:
                 floor = database.floor()
                 at = epoch if epoch is not None else floor["epoch"] if floor else 0
                 found = [row for row in found if (row["epoch"], row["sequence"]) <= (at, upto)]
@@ -446,9 +446,6 @@ class RecordersWriter(Writer):
             database.trace(f"{self._process}: {len(rows)} rows, floor {commit.sequence}")
             return aside
 
-        if not database.switches.commit_before_ack:
-            database.loop.later(0.2, transaction)
-            return []
         aside: list[Aside] = await self._ask("commit", transaction)
         if database.chance.random() < database.lost_commits_share:
             raise psycopg.OperationalError("the answer to a commit is lost")
@@ -473,7 +470,7 @@ class RecordersWriter(Writer):
             kept = database.has(row)
             if kept is None:
                 database.insert(row)
-            elif kept["fact"] != row["fact"] and database.switches.fact_comparison:
+            elif kept["fact"] != row["fact"]:
                 known = any(
                     one["session_id"] == row["session_id"]
                     and one["key"] == row["key"]
@@ -515,9 +512,7 @@ class BesideConnection:
         if query in (live._UPSERT, live._FORGET):
             return []
         if query == trim._FLOOR:
-            return [
-                tuple(row.values()) for row in database.floors if row["epoch"] == parameters[0]
-            ]
+            return [tuple(row.values()) for row in database.floors if row["epoch"] == parameters[0]]
         if query == trim._ENDED:
             epoch, after, upto, limit = parameters
             found = [

@@ -20,10 +20,10 @@ from typing import Any
 import nats.errors
 import nats.js.errors
 from nats.js import api
-
-from dsec_contracts import subjects
 from tests.simulation.clock import PROCESS, Process, VirtualLoop
 from tests.simulation.stream import MAX_PAYLOAD_BYTES, Pull, Server, Stored, matches
+
+from dsec_contracts import subjects
 
 FLUSH_S = 0.001
 
@@ -78,7 +78,9 @@ class Network:
     def lost(self) -> bool:
         """Whether a message gets lost now."""
         return self.server.away or (
-            not self.calm and self.weather.lost_share > 0 and self.chance.random() < self.weather.lost_share
+            not self.calm
+            and self.weather.lost_share > 0
+            and self.chance.random() < self.weather.lost_share
         )
 
     def doubled(self) -> bool:
@@ -226,7 +228,8 @@ class Client:
 
     async def publish(self, subject: str, data: bytes, headers: dict[str, str]) -> None:
         """Tell all who listen."""
-        self.say("tell", self.network.tell, subject, headers, data)
+        if self.network.loop.time() >= self.process.mute_until_s:
+            self.say("tell", self.network.tell, subject, headers, data)
 
     async def subscribe(self, subject: str, cb: Callable[[Any], Awaitable[None]]) -> None:
         """Listen."""

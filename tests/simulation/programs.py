@@ -56,14 +56,16 @@ class Env(gymnasium.Env):
 AGENT = b"""
 class Agent:
     def __init__(self, config):
-        self.told, self.turns, self.tools = 0, 0, [tool["name"] for tool in config["tools"]]
+        self.told, self.seen, self.turns = 0, 0, 0
+        self.tools = [tool["name"] for tool in config["tools"]]
 
     def step(self, observation):
         self.turns += 1
+        self.seen = (3 * self.seen + int(observation[0])) % 1009
         if self.tools and self.turns % 2:
             calls = [{"name": name, "arguments": {"x": self.told % 11}} for name in self.tools]
             return {"tool_calls": calls}
-        return {"action": (int(observation.sum()) + self.told) % 5}
+        return {"action": (self.seen + self.told) % 5}
 
     def on_reward(self, reward, done, info):
         self.told = (self.told * 7 + int(reward * 100)) % 1009

@@ -14,6 +14,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.clock import Process
+from tests.simulation.log import BesideConnection, Reader, RecordersWriter, SchedulersHistory
+
 from dsec.env_runtime.running import RunningSlot
 from dsec.env_runtime.settings import EnvRuntimeSettings
 from dsec.env_runtime.supervisor import Child, Supervisor
@@ -42,8 +45,6 @@ from dsec.tool.handlers import Caller
 from dsec.tool.processes import Program
 from dsec.tool.settings import ToolSettings
 from dsec_contracts import SessionStepped, ToolCalled, subjects
-from tests.simulation.clock import Process
-from tests.simulation.log import BesideConnection, Reader, RecordersWriter, SchedulersHistory
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -83,7 +84,11 @@ TOOLS = ToolSettings(tool_unknown_grace_s=1.0, tool_log_wait_s=5.0)
 
 
 async def pump(
-    bus: Bus, durable: str, subject: str, handle: Callable[[Message], Awaitable[None]], wait_s: float
+    bus: Bus,
+    durable: str,
+    subject: str,
+    handle: Callable[[Message], Awaitable[None]],
+    wait_s: float,
 ) -> None:
     """One message of a durable after the other."""
     consumer = await bus.consumer(durable, [subject], ack_wait_s=wait_s)

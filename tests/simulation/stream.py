@@ -18,10 +18,10 @@ from typing import Any
 
 import nats.js.errors
 from nats.js import api
-
-from dsec_contracts import subjects
 from tests.simulation.clock import START, START_NS, VirtualLoop
 from tests.simulation.switches import Switches
+
+from dsec_contracts import subjects
 
 MAX_PAYLOAD_BYTES = 1 << 20
 _WRONG_LAST = (400, 10071, "wrong last sequence")

@@ -1,12 +1,12 @@
 """Guards of the simulated world that can be switched off, to see that the simulation misses them.
 
 Each names what it stands for in the real one. With all on, no seed may fail; with one off, some
-must (`test_guards.py`).
+must (`guards.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,20 +19,9 @@ class Switches:
     """The server refuses a placement that builds on another than the last."""
     natural_key: bool = True
     """The log has a row once."""
-    fact_comparison: bool = True
-    """The log notices another fact under a key that it has."""
     floor_wait: bool = True
     """Whoever waits for the floor gets it."""
-    tail_limit: bool = True
-    """Rows behind a tail are left out where it is asked for."""
-    redelivery: bool = True
-    """What was not acknowledged comes again."""
-    commit_before_ack: bool = True
-    """The recorder's rows are there when it acknowledges."""
 
     def without(self, guard: str) -> Switches:
         """All but one."""
         return replace(self, **{guard: False})
-
-
-GUARDS = tuple(field.name for field in fields(Switches))

@@ -7,15 +7,16 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+from tests.simulation import programs
+from tests.simulation.log import log_row, place
+from tests.simulation.programs import ONCE_SPEC, outcome_of, undisturbed
+from tests.simulation.world import Session, World
+
 from dsec.platform.bus import Message
 from dsec.recorder.intake import Reading, Unfit, read, table_of
 from dsec.replay.verify import verify
 from dsec.session.program import session_config
 from dsec_contracts import keys
-from tests.simulation import programs
-from tests.simulation.log import log_row, place
-from tests.simulation.programs import ONCE_SPEC, outcome_of, undisturbed
-from tests.simulation.world import Session, World
 
 ONE_WINS = ("session.ended", "session.cancel_requested", "worker.fenced")
 """Of these several may be said of one thing, and the first counts."""

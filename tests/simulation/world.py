@@ -16,6 +16,14 @@ from uuid import UUID
 
 import nats.errors
 from sqlalchemy.exc import SQLAlchemyError
+from tests.simulation import programs
+from tests.simulation.clock import START_NS, Process, Stuck, VirtualLoop, virtual_clocks
+from tests.simulation.faults import CrashPoint, Fault, Plan
+from tests.simulation.log import Database
+from tests.simulation.network import Network
+from tests.simulation.services import SERVICES
+from tests.simulation.stream import Server
+from tests.simulation.switches import Switches
 
 from dsec.platform.bus import Bus, BusError
 from dsec.platform.log import LogBehind, LogUnavailable
@@ -26,14 +34,6 @@ from dsec.tool.call import Tool
 from dsec_contracts import SessionCancelRequested, SessionRequested, SpecRegistered, keys
 from dsec_contracts.session import CancelFact, RequestFact
 from dsec_contracts.spec import SpecFact
-from tests.simulation import programs
-from tests.simulation.clock import START_NS, Process, Stuck, VirtualLoop, virtual_clocks
-from tests.simulation.faults import CrashPoint, Fault, Plan
-from tests.simulation.log import Database
-from tests.simulation.network import Network
-from tests.simulation.services import SERVICES
-from tests.simulation.stream import Server
-from tests.simulation.switches import Switches
 
 RUN_S_MAX = 400.0
 """A session that has not ended by then never will."""
@@ -178,7 +178,7 @@ class World:
         self.trace(f"FAULT {fault}")
         loop, server, database = self.loop, self.server, self.database
         match fault.what:
-            case "kill" | "stop":
+            case "kill" | "stop" | "mute":
                 living = self.living(fault.who)
                 if not living:
                     return
@@ -187,6 +187,8 @@ class World:
                 if fault.what == "kill":
                     self.kills += 1
                     process.die()
+                elif fault.what == "mute":
+                    process.mute_until_s = loop.time() + fault.for_s
                 else:
                     process.stop()
                     loop.later(fault.for_s, process.go_on, loop)

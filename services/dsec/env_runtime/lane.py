@@ -342,13 +342,28 @@ class Lane:
 
     # -- hearing -------------------------------------------------------------------------------
 
-    async def hear(self, consumer: Consumer, previous: str | None = None) -> None:
+    async def hear(
+        self, consumer: Consumer, previous: str | None = None, after: int = 0
+    ) -> int | None:
         """Feed answers to the sessions: for ever, or while any is here that came from `previous`
-        (the lane whose answers `consumer` gives)."""
+        (the lane whose answers `consumer` gives).
+
+        Args:
+            after: the position in the stream behind which `consumer` begins.
+
+        Returns:
+            Where answers got lost on the way, the position of the last one before them.
+        """
+        ordinal = 0
         while not cancelled() and (previous is None or self._has_from(previous)):
             # One at a time: asked for more, the client waits for word that there are none.
             for message in await consumer.fetch(1, FETCH_WAIT_S):
+                ordinal += 1
+                if message.consumer_sequence != ordinal:
+                    return after
+                after = message.sequence
                 self.take(message)
+        return None
 
     def _has_from(self, previous: str) -> bool:
         return any(seat.placed.previous_lane == previous for seat in self.seats.values())

@@ -197,7 +197,7 @@ class Worker:
                 self._group = group
                 for lane in self._lanes.values():
                     consumer = await self._replies(f"lane-{lane.name}", lane.name, start)
-                    self._spawn(lane.hear(consumer))
+                    self._spawn(self._hear(lane, consumer, lane.name, start - 1))
                     self._spawn(lane.run())
                     self._spawn(lane.anchors.run())
                 self._spawn(self._take_placements(placements))
@@ -236,11 +236,33 @@ class Worker:
         self._follows += 1  # a name of its own: the one before may be on its way out
         name = f"lane-{previous}-for-{lane.name}-{self._follows}"
         consumer = await self._replies(name, previous, start_sequence)
-        self._spawn(self._hear_previous(previous, lane, consumer))
+        self._spawn(self._hear_previous(previous, lane, consumer, start_sequence - 1))
 
-    async def _hear_previous(self, previous: str, lane: Lane, consumer: Consumer) -> None:
-        await lane.hear(consumer, previous)
+    async def _hear(
+        self, lane: Lane, consumer: Consumer, of: str, after: int, previous: str | None = None
+    ) -> None:
+        """Have a lane hear the answers that go to the lane `of`, all of them and in order.
+
+        What gets lost on the way is not delivered again, and asking again may bring another answer
+        than the one that counts, so from there on all are read anew.
+        """
+        while (lost_after := await lane.hear(consumer, previous, after)) is not None:
+            after = lost_after
+            log.warning("answers to %s behind %d are lost on the way: read again", of, after)
+            await self._forget(consumer)
+            self._follows += 1
+            name = f"lane-{of}-for-{lane.name}-{self._follows}"
+            consumer = await self._replies(name, of, after + 1)
+        if previous is not None:
+            await self._forget(consumer)
+
+    async def _hear_previous(
+        self, previous: str, lane: Lane, consumer: Consumer, after: int
+    ) -> None:
+        await self._hear(lane, consumer, previous, after, previous)
         self._followed.discard((previous, lane.name))
+
+    async def _forget(self, consumer: Consumer) -> None:
         self._hearing.remove(consumer)
         await consumer.close()
         with contextlib.suppress(*AWAY):  # then the server removes it once it is idle

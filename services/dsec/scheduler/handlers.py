@@ -337,14 +337,17 @@ class Scheduler:
                     log.warning("requests that wait in the log cannot be read yet: %s", error)
             await asyncio.sleep(0 if more else REFILL_PERIOD_S)
 
+    def _known(self, floor: Position) -> Position:
+        """How far the log may be read. It may be ahead of us, and of what follows our state we do
+        not know yet what it builds on, such as the specs that were registered just before."""
+        return min(floor, Position(self._epoch, self._position))
+
     async def _refill_once(self, start: Position, room: int) -> bool:
         """Take up to `room` requests from the log, in order. True: there may be more."""
         row = await self._history.floor()
         if row is None:
             return False
-        # The log may be ahead of us: of what follows our state we do not know yet what it builds
-        # on, such as the specs that were registered just before.
-        upto = min(row.floor, Position(self._epoch, self._position))
+        upto = self._known(row.floor)
         found = await self._history.waiting(start, upto, room)
         for one in found:
             command = Ask(one.event_id, one.request, Prior(None, False, one.cancel))

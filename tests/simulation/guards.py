@@ -1,0 +1,115 @@
+"""The guards behind the promises, each with the way to take it away.
+
+Some are the servers' (switches of the simulated ones), others our own code, which is replaced while
+a run lasts. With every guard in its place no seed may fail; without any one of these, some must, or
+nobody would know whether the simulation looks.
+
+What is not here has been tried and is not missed, since something else stands behind it: that
+messages are delivered again (lanes ask again), that rows behind a tail are left out (an input that
+comes twice is ignored), that the facts of a row are compared (nothing differs, which the verdict
+sees in the stream itself).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from tests.simulation.switches import Switches
+
+from dsec.env_runtime.lane import Lane
+from dsec.recorder.effects import Feed, Item
+from dsec.recorder.intake import read
+from dsec.scheduler.handlers import Scheduler
+from dsec.session.machine import SessionMachine
+from dsec.tool.handlers import Caller
+
+ALL = Switches()
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A guard, and a seed that misses it."""
+
+    missed_by: int
+    switches: Switches = ALL
+    remove: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+
+
+@contextlib.contextmanager
+def _instead(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _replacing(owner: Any, name: str, value: Any) -> Callable[[], AbstractContextManager[None]]:
+    return lambda: _instead(owner, name, value)
+
+
+async def _nothing(*_: object, **__: object) -> None:
+    return None
+
+
+def _unnumbered(feed: Feed, message: Any) -> None:
+    """`Feed._take` without a look at the number of the delivery."""
+    if message.sequence > feed._last:
+        feed._last = message.sequence
+        feed._items.append(Item(message, read(message, feed._floor.epoch)))
+
+
+def _whatever_comes(machine: SessionMachine, given: Any) -> Any:
+    """`SessionMachine.deliver` of an input that may be due or not."""
+    if machine.awaiting is not None and machine.awaiting >= 0 and machine.chain is not None:
+        given = given._replace(ordinal=machine.awaiting, cause=machine.chain[:16])
+    return _deliver(machine, given)
+
+
+_deliver = SessionMachine.deliver
+
+
+async def _nothing_pending(scheduler: Scheduler, consumer: Any, target: int) -> bool:
+    """`Scheduler._has_all` that takes what is on its way for what is there."""
+    return scheduler._position >= target or (await consumer.state()).pending == 0
+
+
+@contextlib.contextmanager
+def _a_state_behind_the_log() -> Iterator[None]:
+    with (
+        _instead(Scheduler, "_has_all", _nothing_pending),
+        _instead(Scheduler, "_known", lambda scheduler, floor: floor),
+    ):
+        yield
+
+
+async def _heard_unnumbered(
+    lane: Lane, consumer: Any, previous: str | None = None, after: int = 0
+) -> None:
+    """`Lane.hear` without a look at the numbers of the deliveries."""
+    while previous is None or lane._has_from(previous):
+        for message in await consumer.fetch(1, 5.0):
+            lane.take(message)
+
+
+GUARDS = {
+    "the fence": Guard(83, Switches(fence=False)),
+    "what a placement or a note of a call builds on": Guard(28, Switches(expected_sequence=False)),
+    "natural keys": Guard(1, Switches(natural_key=False)),
+    "the wait for the floor": Guard(0, Switches(floor_wait=False)),
+    "numbers of the recorder's deliveries": Guard(0, remove=_replacing(Feed, "_take", _unnumbered)),
+    "what is not answered is asked again": Guard(
+        27, remove=_replacing(Lane, "repeat_unanswered", lambda lane: None)
+    ),
+    "a call that is begun is begun once": Guard(28, remove=_replacing(Caller, "_begin", _nothing)),
+    "an input is of one step": Guard(
+        12, remove=_replacing(SessionMachine, "deliver", _whatever_comes)
+    ),
+    "a scheduler knows what it decides about": Guard(0, remove=_a_state_behind_the_log),
+    "numbers of a lane's deliveries": Guard(0, remove=_replacing(Lane, "hear", _heard_unnumbered)),
+}

@@ -1,0 +1,91 @@
+"""Runs of all services in virtual time: what must hold of every seed, and that it is looked at."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.simulation import programs
+from tests.simulation.clock import VirtualLoop, virtual_clocks
+from tests.simulation.faults import undisturbed_plan
+from tests.simulation.guards import GUARDS, Guard
+from tests.simulation.simulate import Result, simulate
+
+SEEDS = 400
+SECONDS_MAX = 15.0
+"""No more seeds are begun after this; `just simulate` has more time."""
+SEEDS_MIN = 25
+GUARD_SEEDS_MAX = 250
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _clocks() -> Iterator[None]:
+    """Found and replaced once a test, not once a run."""
+    with virtual_clocks(VirtualLoop(), random.Random(0)):
+        yield
+
+
+def explained(result: Result) -> str:
+    """What a person needs to go on."""
+    last = "\n".join(result.trace[-40:])
+    failures = "\n".join(result.failures)
+    return f"seed {result.seed}: `just simulate {result.seed}`\n{failures}\n{last}"
+
+
+def test_nothing_is_lost_doubled_or_changed_whatever_the_seed() -> None:
+    began_s = time.monotonic()
+    kills = done = 0
+    for seed in range(SEEDS):
+        result = simulate(seed)
+        assert result.ok, explained(result)
+        kills, done = kills + result.kills, done + 1
+        if done >= SEEDS_MIN and time.monotonic() - began_s > SECONDS_MAX:
+            break
+    print(f"{done} seeds of {SEEDS}, {kills} kills")  # noqa: T201 - what this machine had time for
+    assert kills > done / 2
+
+
+def test_without_faults_every_kind_of_session_is_as_in_one_process() -> None:
+    sessions = tuple((kind, 1, 4) for kind in range(len(programs.KINDS)))
+    result = simulate(0, plan=undisturbed_plan(sessions))
+    assert result.ok, explained(result)
+    assert result.kills == 0
+
+
+def test_a_seed_brings_everything_back_also_in_another_process() -> None:
+    seed = 7
+    result = simulate(seed)
+    assert simulate(seed).trace == result.trace
+    code = f"from tests.simulation.simulate import simulate; print(simulate({seed}).digest)"
+    for hash_seed in ("1", "2"):
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        told = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": hash_seed},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert told.stdout.split()[-1] == result.digest, "something else than the seed decides"
+
+
+@pytest.mark.parametrize("name", GUARDS)
+def test_every_guard_is_missed(name: str) -> None:
+    guard = GUARDS[name]
+    if not _fails(guard, guard.missed_by):
+        found = next((seed for seed in range(GUARD_SEEDS_MAX) if _fails(guard, seed)), None)
+        assert found is not None, f"no seed below {GUARD_SEEDS_MAX} misses it"
+        pytest.fail(f"seed {guard.missed_by} no longer misses it: write {found} in guards.py")
+
+
+def _fails(guard: Guard, seed: int) -> bool:
+    with guard.remove():
+        return not simulate(seed, switches=guard.switches).ok
