@@ -2,26 +2,23 @@
 
 What is left out of each is what cannot be simulated: FastStream's pull loop (`pump` is what it is
 configured to be, one message after the other), the processes that run rewards and tools (here they
-run in place, between two waits), and signals. The supervisor of workers is the real one; only the
-start of a process is replaced.
+run in place, between two waits), and signals.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.bus import connect
 from tests.simulation.clock import Process
-from tests.simulation.log import BesideConnection, Reader, RecordersWriter, SchedulersHistory
+from tests.simulation.history import SchedulersHistory
+from tests.simulation.log import Reader
+from tests.simulation.recording import BesideConnection, RecordersWriter
+from tests.simulation.workers import node
 
-from dsec.env_runtime.running import RunningSlot
-from dsec.env_runtime.settings import EnvRuntimeSettings
-from dsec.env_runtime.supervisor import Child, Supervisor
-from dsec.env_runtime.worker import EXIT_FENCED, Worker
-from dsec.platform.bus import Bus, Message, PublishRefused
+from dsec.platform.bus import Bus, Message
 from dsec.platform.telemetry import OFF
 from dsec.recorder.leadership import Recorder
 from dsec.recorder.settings import RecorderSettings
@@ -50,23 +47,9 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 FETCH_WAIT_S = 5.0
-KILLED = -9
-NO_PID = 1 << 30
-"""No process has it, so nothing can be asked or signalled by it."""
 
 SCHEDULER = SchedulerConfig.model_validate(
     {"heartbeat_period_s": 0.5, "heartbeat_limit_s": 1.5, "session_absent_limit_s": 10.0}
-)
-NODE = EnvRuntimeSettings.model_validate(
-    {
-        "workers": 2,
-        "isolated_workers": 0,
-        "lanes_per_worker": 2,
-        "sessions_per_worker_max": 8,
-        "heartbeat_period_s": 0.5,
-        "reply_wait_s": 2.0,
-        "worker_memory_bytes_max": 1 << 60,
-    }
 )
 RECORDER = RecorderSettings.model_validate(
     {
@@ -99,7 +82,7 @@ async def pump(
 
 async def scheduler(world: World, process: Process) -> None:
     """A scheduler: stands by, leads."""
-    bus = Bus(world.network.client(process), process.name)  # type: ignore[arg-type]
+    bus = connect(world.network, process)
     await bus.ensure_stream()
     history = SchedulersHistory(world.database, process)
     lease = await bus.lease(LEASE_NAME, process.name, LEASE_TTL_S)
@@ -111,7 +94,7 @@ async def scheduler(world: World, process: Process) -> None:
 
 async def recorder(world: World, process: Process) -> None:
     """A recorder: stands by, writes."""
-    bus = Bus(world.network.client(process), process.name)  # type: ignore[arg-type]
+    bus = connect(world.network, process)
 
     async def writer(_: str) -> RecordersWriter:
         return RecordersWriter(world.database, process)
@@ -149,7 +132,7 @@ _SCORERS = Scorers()
 async def reward(world: World, process: Process) -> None:
     """A replica of the reward service."""
     settings = REWARDS.model_copy(update={"reward_replica": process.name})
-    bus = Bus(world.network.client(process), process.name)  # type: ignore[arg-type]
+    bus = connect(world.network, process)
     await bus.ensure_stream()
     source = reward_specs(Reader(world.database, process), None, settings.reward_spec_wait_s)
     patience = Patience(settings.reward_absent_s_max, world.loop.time)
@@ -206,7 +189,7 @@ class InPlaceCalls:
 async def tool(world: World, process: Process) -> None:
     """A replica of the tool service."""
     settings = TOOLS.model_copy(update={"tool_replica": process.name})
-    bus = Bus(world.network.client(process), process.name)  # type: ignore[arg-type]
+    bus = connect(world.network, process)
     await bus.ensure_stream()
     reader = Reader(world.database, process)
 
@@ -224,85 +207,6 @@ async def tool(world: World, process: Process) -> None:
     caller = Caller(bus, tools, past, calls, settings, world.now)
     subject = subjects.every(ToolCalled.event_name())
     await pump(bus, TOOL, subject, caller.on_tool_called, settings.tool_ack_wait_s)
-
-
-# -- workers -----------------------------------------------------------------------------------
-
-
-class WorkerHandle:
-    """A worker process as its supervisor holds it."""
-
-    pid = NO_PID
-
-    def __init__(self, world: World, process: Process) -> None:
-        self._process = process
-        self._ended: asyncio.Future[int] = world.loop.create_future()
-        self.code = KILLED
-        """What it ends with, unless it says otherwise itself."""
-        process.on_death.append(lambda: world.loop.later(0.001, self._end))
-
-    def _end(self) -> None:
-        if not self._ended.done():
-            self._ended.set_result(self.code)
-
-    async def wait(self) -> int:
-        """Its exit code."""
-        return await asyncio.shield(self._ended)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self._process.die()
-
-    terminate = kill
-
-
-class Node(Supervisor):
-    """The supervisor of a node, whose workers are processes of the simulation."""
-
-    world: World
-    node: Process
-
-    async def _start(self, isolated: bool) -> Child:
-        world = self.world
-        name = world.new_name("w")
-        path = self._directory / name
-        slot = RunningSlot(path, NODE.sessions_per_worker_max, create=True)
-        process = Process(name, "worker")
-        handle: Any = WorkerHandle(world, process)
-        self.node.on_death.append(process.die)  # as `die_with_parent` sees to
-
-        async def main() -> None:
-            handle.code = 1
-            handle.code = await worker(world, process, path, isolated)
-
-        world.run(process, main())
-        return Child(name, isolated, handle, slot, began=world.loop.time())
-
-
-async def node(world: World, process: Process) -> None:
-    """A node: keeps workers alive."""
-    bus = Bus(world.network.client(process), process.name)  # type: ignore[arg-type]
-    await bus.ensure_stream()
-    supervisor = Node(NODE, bus, {})
-    supervisor.world, supervisor.node = world, process
-    world.folders.append(supervisor._directory)
-    await supervisor.run(asyncio.Event())
-
-
-async def worker(world: World, process: Process, slot: Path, isolated: bool) -> int:
-    """A worker. Returns its exit code."""
-    running = RunningSlot(slot, NODE.sessions_per_worker_max, create=False)
-    bus = Bus(world.network.client(process), process.name)  # type: ignore[arg-type]
-    reader = Reader(world.database, process)
-    hosted = Worker(process.name, NODE, bus, reader, None, running, isolated=isolated)
-    try:
-        await hosted.run(asyncio.Event())
-    except PublishRefused:
-        return EXIT_FENCED
-    finally:
-        with contextlib.suppress(BufferError, ValueError):
-            running.close()
-    return 0
 
 
 SERVICES = {

@@ -10,7 +10,8 @@ from uuid import UUID
 from tests.simulation import programs
 from tests.simulation.log import log_row, place
 from tests.simulation.programs import ONCE_SPEC, outcome_of, undisturbed
-from tests.simulation.world import Session, World
+from tests.simulation.upstream import Session
+from tests.simulation.world import World
 
 from dsec.platform.bus import Message
 from dsec.recorder.intake import Reading, Unfit, read, table_of

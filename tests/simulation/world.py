@@ -8,7 +8,6 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from uuid import UUID
 import nats.errors
 from sqlalchemy.exc import SQLAlchemyError
 from tests.simulation import programs
+from tests.simulation.bus import connect
 from tests.simulation.clock import START_NS, Process, Stuck, VirtualLoop, virtual_clocks
 from tests.simulation.faults import CrashPoint, Fault, Plan
 from tests.simulation.log import Database
@@ -24,16 +24,16 @@ from tests.simulation.network import Network
 from tests.simulation.services import SERVICES
 from tests.simulation.stream import Server
 from tests.simulation.switches import Switches
+from tests.simulation.upstream import Session, cancelling, requesting
 
-from dsec.platform.bus import Bus, BusError
+from dsec.platform.bus import BusError
 from dsec.platform.log import LogBehind, LogUnavailable
 from dsec.scheduler.handlers import DeliveryLost
 from dsec.scheduler.leadership import LeadershipLost
 from dsec.scheduler.recovery import LogNotReady
 from dsec.tool.call import Tool
-from dsec_contracts import SessionCancelRequested, SessionRequested, SpecRegistered, keys
-from dsec_contracts.session import CancelFact, RequestFact
-from dsec_contracts.spec import SpecFact
+from dsec_contracts import keys
+from dsec_contracts.session import RequestFact
 
 RUN_S_MAX = 400.0
 """A session that has not ended by then never will."""
@@ -52,15 +52,6 @@ ORDINARY = (
     SQLAlchemyError,
 )
 """What a process may end with when something is away; it is started anew."""
-
-
-@dataclass(slots=True)
-class Session:
-    """A session that is asked for."""
-
-    kind: programs.Kind
-    request: RequestFact
-    cancelled: bool = False
 
 
 class World:
@@ -204,53 +195,14 @@ class World:
             case "cancel":
                 session = self.sessions[int(fault.who)]
                 session.cancelled = True
-                self._client("canceller", self._cancel(session))
+                self._client("canceller", cancelling(session))
 
     # -- upstream ------------------------------------------------------------------------------
 
     def _client(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
         process = Process(self.new_name(name), name)
-        self._bus = Bus(self.network.client(process), name)  # type: ignore[arg-type]
         self.processes.append(process)
-        self.loop.spawn(process, work)
-
-    async def _cancel(self, session: Session) -> None:
-        session_id, bus = session.request.session_id, self._bus
-        event = SessionCancelRequested(fact=CancelFact(session_id=session_id))
-        event_id = f"{session_id}.cancel"
-        await bus.publish(
-            event,
-            session_id,
-            source="simulation",
-            time=self.now(),
-            event_id=event_id,
-            session_id=session_id,
-        )
-
-    async def _request(self) -> None:
-        bus = self._bus
-        for spec_hash, (kind, content) in programs.SPECS.items():
-            told = {"spec_hash": spec_hash, "kind": kind, "content": content}
-            fact = SpecFact.model_validate(told)
-            await bus.publish(
-                SpecRegistered(fact=fact),
-                spec_hash,
-                source="simulation",
-                time=self.now(),
-                event_id=keys.spec(spec_hash).replace(":", "."),
-            )
-        pairs = zip(self.plan.asked_at_s, self.sessions, strict=True)
-        for at_s, session in sorted(pairs, key=lambda pair: pair[0]):
-            await asyncio.sleep(max(0.0, at_s - self.loop.time()))
-            session_id = session.request.session_id
-            await bus.publish(
-                SessionRequested(fact=session.request),
-                session_id,
-                source="simulation",
-                time=self.now(),
-                event_id=str(session_id),
-                session_id=session_id,
-            )
+        self.loop.spawn(process, work(self, connect(self.network, process)))
 
     # -- the run -------------------------------------------------------------------------------
 
@@ -280,7 +232,7 @@ class World:
                     self.start(kind)
                 for kind in self.plan.standby:
                     self.start(kind)
-                self._client("upstream", self._request())
+                self._client("upstream", requesting)
                 for fault in self.plan.faults:
                     self.loop.later(fault.at_s, self.happen, fault)
                 self.loop.later(LOOK_S, self._look)
@@ -317,12 +269,3 @@ def _single(error: BaseException | None) -> list[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         return [one for part in error.exceptions for one in _single(part)]
     return [] if error is None else [error]
-
-
-@dataclass(slots=True)
-class Run:
-    """What became of a seed."""
-
-    seed: int
-    world: World
-    failures: list[str] = field(default_factory=list)
