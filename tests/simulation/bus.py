@@ -33,7 +33,7 @@ class Client:
         self.process = process
         self.broken = False
         self.out = Way(network, ordered=network.weather.ordered)
-        self.back = Way(network, ordered=True)
+        self.back = Way(network, ordered=True, to=process)
         self._listeners: list[tuple[str, Callable[[Any], Awaitable[None]]]] = []
 
     def break_off(self) -> None:

@@ -48,6 +48,8 @@ class Process:
         self.dead = False
         self.mute_until_s = 0.0
         """Until then nobody hears its heartbeats, though it is well."""
+        self.deaf_until_s = 0.0
+        """Until then what is sent to it gets lost, as on a connection that is half open."""
         self.limbo: list[asyncio.Handle] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.on_death: list[Callable[[], None]] = []

@@ -21,7 +21,7 @@ class Fault:
 
     at_s: float
     what: str
-    """`kill`, `stop`, `mute`, `bus_away`, `database_away`, `stream_full` or `cancel`."""
+    """`kill`, `stop`, `mute`, `deaf`, `bus_away`, `database_away`, `stream_full` or `cancel`."""
     who: str = ""
     for_s: float = 0.0
 
@@ -48,6 +48,8 @@ class Plan:
     duplicate_window_s: float
     lost_commits_share: float
     work_s_max: float
+    trim_keep_s: float
+    """How long the recorder leaves in the stream what all have."""
     standby: tuple[str, ...]
     """Of what there are two."""
     sessions: tuple[tuple[int, int, int], ...]
@@ -77,6 +79,7 @@ def plan_of(seed: int, kinds: int) -> Plan:
         duplicate_window_s=chance.choice((120.0, 1.0, 0.0)),
         lost_commits_share=chance.choice((0.0, 0.0, 0.05)),
         work_s_max=chance.choice((0.02, 0.3, 1.0)),
+        trim_keep_s=chance.choice((60.0, 2.0, 0.3)),
         standby=tuple(
             k for k in ("scheduler", "recorder", "reward", "tool") if chance.random() < 0.3
         ),
@@ -99,7 +102,7 @@ def _faults(chance: random.Random, sessions: int) -> list[Fault]:
     for _ in range(chance.choice((0, 1, 2, 3, 5))):
         at_s = chance.triangular(0.3, FAULTS_UNTIL_S, 1.5)
         what = chance.choice(
-            ("kill", "kill", "kill", "stop", "stop", "mute", "bus_away", "database_away")
+            ("kill", "kill", "kill", "stop", "stop", "mute", "deaf", "bus_away", "database_away")
         )
         if what == "kill":
             found.append(Fault(at_s, what, chance.choice(KINDS)))
@@ -107,7 +110,7 @@ def _faults(chance: random.Random, sessions: int) -> list[Fault]:
                 found.append(Fault(at_s, what, chance.choice(KINDS)))
         elif what == "mute":
             found.append(Fault(at_s, what, "worker", chance.uniform(1.5, 5.0)))
-        elif what == "stop":
+        elif what in ("stop", "deaf"):
             found.append(Fault(at_s, what, chance.choice(KINDS), chance.uniform(0.2, 8.0)))
         else:
             found.append(Fault(at_s, what, for_s=chance.uniform(0.1, 3.0)))
@@ -122,4 +125,4 @@ def _faults(chance: random.Random, sessions: int) -> list[Fault]:
 
 def undisturbed_plan(sessions: tuple[tuple[int, int, int], ...]) -> Plan:
     """Nothing goes wrong."""
-    return Plan(Weather(), 120.0, 0.0, 0.001, (), sessions, tuple(0.0 for _ in sessions))
+    return Plan(Weather(), 120.0, 0.0, 0.001, 60.0, (), sessions, tuple(0.0 for _ in sessions))

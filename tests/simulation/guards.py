@@ -18,6 +18,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from tests.simulation.faults import Fault, Plan
+from tests.simulation.network import Weather
 from tests.simulation.switches import Switches
 
 from dsec.env_runtime.lane import Lane
@@ -37,6 +39,8 @@ class Guard:
     missed_by: int
     switches: Switches = ALL
     remove: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    plan: Plan | None = None
+    """What happens to it, where the plans of seeds seldom come to it."""
 
 
 @contextlib.contextmanager
@@ -97,6 +101,34 @@ async def _heard_unnumbered(
             lane.take(message)
 
 
+LATE = Plan(
+    Weather(delay_s_max=0.01, slow_share=0.05, slow_s_max=3.0, until_s=12.0),
+    duplicate_window_s=120.0,
+    lost_commits_share=0.0,
+    work_s_max=0.02,
+    trim_keep_s=60.0,
+    standby=("scheduler",),
+    sessions=((0, 1, 2), (1, 1, 2)),
+    asked_at_s=(0.03, 0.03),
+)
+"""Some of what a scheduler is sent takes seconds."""
+TWO_ANSWERS = Plan(
+    Weather(),
+    duplicate_window_s=0.0,
+    lost_commits_share=0.0,
+    work_s_max=0.5,
+    trim_keep_s=60.0,
+    standby=("tool",),
+    sessions=((3, 1, 3), (3, 2, 3), (3, 3, 3), (3, 0, 3)),
+    asked_at_s=(0.1, 0.1, 0.1, 0.1),
+    faults=(
+        Fault(0.7, "stop", "tool", 6.0),
+        *(Fault(4.2 + n / 100, "deaf", "worker", 2.0) for n in range(4)),
+    ),
+)
+"""A replica is stopped in the midst of calls, another says that nobody knows how they ended, which
+is lost on its way, and the first one, woken, says how they did."""
+
 GUARDS = {
     "the fence": Guard(83, Switches(fence=False)),
     "what a placement or a note of a call builds on": Guard(28, Switches(expected_sequence=False)),
@@ -110,6 +142,8 @@ GUARDS = {
     "an input is of one step": Guard(
         12, remove=_replacing(SessionMachine, "deliver", _whatever_comes)
     ),
-    "a scheduler knows what it decides about": Guard(0, remove=_a_state_behind_the_log),
-    "numbers of a lane's deliveries": Guard(0, remove=_replacing(Lane, "hear", _heard_unnumbered)),
+    "a scheduler knows what it decides about": Guard(67, remove=_a_state_behind_the_log, plan=LATE),
+    "numbers of a lane's deliveries": Guard(
+        0, remove=_replacing(Lane, "hear", _heard_unnumbered), plan=TWO_ANSWERS
+    ),
 }

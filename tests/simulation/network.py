@@ -90,15 +90,17 @@ class Network:
 class Way:
     """One direction of one connection."""
 
-    def __init__(self, network: Network, *, ordered: bool) -> None:
+    def __init__(self, network: Network, *, ordered: bool, to: Process | None = None) -> None:
         self._network = network
+        self._to = to
         self._ordered = ordered
         self._last_s = 0.0
 
     def send(self, call: Callable[..., object], *arguments: Any, delay_s: float | None = None):
         """Have something happen at the other end."""
         network = self._network
-        if network.lost():
+        deaf = self._to is not None and network.loop.time() < self._to.deaf_until_s
+        if deaf or network.lost():
             return
         at_s = network.loop.time() + (network.delay_s() if delay_s is None else delay_s)
         if self._ordered:

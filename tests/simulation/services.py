@@ -56,8 +56,7 @@ RECORDER = RecorderSettings.model_validate(
         "fetch_wait_s": 0.25,
         "retry_wait_s_max": 1.0,
         "standby_poll_s": 0.5,
-        "trim_period_s": 2.0,
-        "trim_keep_s": 60.0,
+        "trim_period_s": 0.5,
         "stall_limit_s": 3.0,
         "heartbeat_write_s": 5.0,
     }
@@ -103,7 +102,8 @@ async def recorder(world: World, process: Process) -> None:
         return BesideConnection(world.database, process)
 
     now = world.now
-    await Recorder(bus, RECORDER, now, open_writer=writer, open_beside=beside).run(asyncio.Event())
+    settings = RECORDER.model_copy(update={"trim_keep_s": world.plan.trim_keep_s})
+    await Recorder(bus, settings, now, open_writer=writer, open_beside=beside).run(asyncio.Event())
 
 
 # -- reward ------------------------------------------------------------------------------------

@@ -88,4 +88,4 @@ def test_every_guard_is_missed(name: str) -> None:
 
 def _fails(guard: Guard, seed: int) -> bool:
     with guard.remove():
-        return not simulate(seed, switches=guard.switches).ok
+        return not simulate(seed, switches=guard.switches, plan=guard.plan).ok

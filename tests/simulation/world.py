@@ -169,7 +169,7 @@ class World:
         self.trace(f"FAULT {fault}")
         loop, server, database = self.loop, self.server, self.database
         match fault.what:
-            case "kill" | "stop" | "mute":
+            case "kill" | "stop" | "mute" | "deaf":
                 living = self.living(fault.who)
                 if not living:
                     return
@@ -180,6 +180,8 @@ class World:
                     process.die()
                 elif fault.what == "mute":
                     process.mute_until_s = loop.time() + fault.for_s
+                elif fault.what == "deaf":
+                    process.deaf_until_s = loop.time() + fault.for_s
                 else:
                     process.stop()
                     loop.later(fault.for_s, process.go_on, loop)
