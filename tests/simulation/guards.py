@@ -112,6 +112,18 @@ LATE = Plan(
     asked_at_s=(0.03, 0.03),
 )
 """Some of what a scheduler is sent takes seconds."""
+ZOMBIES = Plan(
+    Weather(),
+    duplicate_window_s=120.0,
+    lost_commits_share=0.0,
+    work_s_max=0.5,
+    trim_keep_s=60.0,
+    standby=(),
+    sessions=((4, 1, 12), (4, 2, 12), (4, 3, 12)),
+    asked_at_s=(0.1, 0.1, 0.1),
+    faults=tuple(Fault(0.8 + n / 100, "mute", "worker", 5.0) for n in range(3)),
+)
+"""Workers that nobody hears, and that go on with agents whose memory no other worker has."""
 TWO_ANSWERS = Plan(
     Weather(),
     duplicate_window_s=0.0,
@@ -130,17 +142,23 @@ TWO_ANSWERS = Plan(
 is lost on its way, and the first one, woken, says how they did."""
 
 GUARDS = {
-    "the fence": Guard(83, Switches(fence=False)),
-    "what a placement or a note of a call builds on": Guard(28, Switches(expected_sequence=False)),
-    "natural keys": Guard(1, Switches(natural_key=False)),
-    "the wait for the floor": Guard(0, Switches(floor_wait=False)),
-    "numbers of the recorder's deliveries": Guard(0, remove=_replacing(Feed, "_take", _unnumbered)),
-    "what is not answered is asked again": Guard(
-        27, remove=_replacing(Lane, "repeat_unanswered", lambda lane: None)
+    "the fence": Guard(0, Switches(fence=False), plan=ZOMBIES),
+    "what a placement or a note of a call builds on": Guard(
+        0, Switches(expected_sequence=False), plan=TWO_ANSWERS
     ),
-    "a call that is begun is begun once": Guard(28, remove=_replacing(Caller, "_begin", _nothing)),
+    "natural keys": Guard(3, Switches(natural_key=False)),
+    "the wait for the floor": Guard(3, Switches(floor_wait=False)),
+    "numbers of the recorder's deliveries": Guard(
+        19, remove=_replacing(Feed, "_take", _unnumbered)
+    ),
+    "what is not answered is asked again": Guard(
+        8, remove=_replacing(Lane, "repeat_unanswered", lambda lane: None)
+    ),
+    "a call that is begun is begun once": Guard(
+        0, remove=_replacing(Caller, "_begin", _nothing), plan=TWO_ANSWERS
+    ),
     "an input is of one step": Guard(
-        12, remove=_replacing(SessionMachine, "deliver", _whatever_comes)
+        8, remove=_replacing(SessionMachine, "deliver", _whatever_comes)
     ),
     "a scheduler knows what it decides about": Guard(67, remove=_a_state_behind_the_log, plan=LATE),
     "numbers of a lane's deliveries": Guard(
