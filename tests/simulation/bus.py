@@ -51,8 +51,15 @@ class Client:
         """The JetStream half."""
         return JetStream(self, timeout)
 
-    async def flush(self) -> None:
+    async def flush(self, timeout: float = 10.0) -> None:
         """All is sent at once here."""
+
+    async def heard_out(self, timeout_s: float) -> None:
+        """The server has answered all that was sent before this."""
+        await self.ask("ping", lambda: None, timeout_s)
+
+    def raise_if_refused(self, subject: str) -> None:
+        """Everybody may do everything here."""
 
     async def close(self) -> None:
         """End the connection."""

@@ -95,7 +95,8 @@ class Consumer:
 
     def wants(self, subject: str) -> bool:
         """Whether a subject is one of its own."""
-        return any(matches(subject, pattern) for pattern in self.config.filter_subjects or [])
+        several = self.config.filter_subjects or [self.config.filter_subject or ">"]
+        return any(matches(subject, pattern) for pattern in several)
 
     def _ahead(self) -> Iterator[Stored]:
         server = self._server

@@ -82,7 +82,7 @@ async def pump(
 async def scheduler(world: World, process: Process) -> None:
     """A scheduler: stands by, leads."""
     bus = connect(world.network, process)
-    await bus.ensure_stream()
+    await bus.await_stream()
     history = SchedulersHistory(world.database, process)
     lease = await bus.lease(LEASE_NAME, process.name, LEASE_TTL_S)
     leadership = Leadership(lease, world.loop.time)
@@ -133,7 +133,7 @@ async def reward(world: World, process: Process) -> None:
     """A replica of the reward service."""
     settings = REWARDS.model_copy(update={"reward_replica": process.name})
     bus = connect(world.network, process)
-    await bus.ensure_stream()
+    await bus.await_stream()
     source = reward_specs(Reader(world.database, process), None, settings.reward_spec_wait_s)
     patience = Patience(settings.reward_absent_s_max, world.loop.time)
     specs = Specs(source, patience=patience, kept_max=settings.reward_specs_max)
@@ -190,7 +190,7 @@ async def tool(world: World, process: Process) -> None:
     """A replica of the tool service."""
     settings = TOOLS.model_copy(update={"tool_replica": process.name})
     bus = connect(world.network, process)
-    await bus.ensure_stream()
+    await bus.await_stream()
     reader = Reader(world.database, process)
 
     async def last_sequence() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from tests.simulation.bus import connect
 from tests.simulation.clock import Process
 from tests.simulation.log import Reader
 
+from dsec.env_runtime import supervisor
 from dsec.env_runtime.running import RunningSlot
 from dsec.env_runtime.settings import EnvRuntimeSettings
 from dsec.env_runtime.supervisor import Child, Supervisor
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 KILLED = -9
 NO_PID = 1 << 30
-"""No process has it, so nothing can be asked or signalled by it."""
+"""No process has it or a higher one, so that none can be asked or signalled by it."""
 NODE = EnvRuntimeSettings.model_validate(
     {
         "workers": 2,
@@ -39,9 +41,9 @@ NODE = EnvRuntimeSettings.model_validate(
 class WorkerHandle:
     """A worker process as its supervisor holds it."""
 
-    pid = NO_PID
-
     def __init__(self, world: World, process: Process) -> None:
+        self.pid = NO_PID + len(world.handles)
+        world.handles[self.pid] = self
         self._process = process
         self._ended: asyncio.Future[int] = world.loop.create_future()
         self.code = KILLED
@@ -83,17 +85,17 @@ class Node(Supervisor):
             handle.code = await worker(world, process, path, isolated)
 
         world.run(process, main())
-        return Child(name, isolated, handle, slot, began=world.loop.time())
+        return Child(name, isolated, handle, slot, began=world.loop.time(), oom_kills=0)
 
 
 async def node(world: World, process: Process) -> None:
     """A node: keeps workers alive."""
     bus = connect(world.network, process)
-    await bus.ensure_stream()
-    supervisor = Node(NODE, bus, {})
-    supervisor.world, supervisor.node = world, process
-    world.folders.append(supervisor._directory)
-    await supervisor.run(asyncio.Event())
+    await bus.await_stream()
+    keeper = Node(NODE, bus, {})
+    keeper.world, keeper.node = world, process
+    world.folders.append(keeper._directory)
+    await keeper.run(asyncio.Event())
 
 
 async def worker(world: World, process: Process, slot: Path, isolated: bool) -> int:
@@ -110,3 +112,21 @@ async def worker(world: World, process: Process, slot: Path, isolated: bool) -> 
         with contextlib.suppress(BufferError, ValueError):
             running.close()
     return 0
+
+
+@contextlib.contextmanager
+def pretended(handles: dict[int, WorkerHandle]) -> Iterator[None]:
+    """What the supervisor asks of the system and does to its processes concerns those of a run."""
+    ours: dict[str, Any] = {
+        "kill_group": lambda pid: handles[pid].kill(),
+        "started_by": lambda pid, count_max: 0,
+        "oom_kills": lambda: 0,
+    }
+    before = {name: getattr(supervisor, name) for name in ours}
+    try:
+        for name, value in ours.items():
+            setattr(supervisor, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(supervisor, name, value)

@@ -25,6 +25,7 @@ from tests.simulation.services import SERVICES
 from tests.simulation.stream import Server
 from tests.simulation.switches import Switches
 from tests.simulation.upstream import Session, cancelling, requesting
+from tests.simulation.workers import WorkerHandle, pretended
 
 from dsec.platform.bus import BusError
 from dsec.platform.log import LogBehind, LogUnavailable
@@ -66,6 +67,7 @@ class World:
         self.calls: list[tuple[str, str]] = []
         self.tools: dict[str, Tool] = {}
         self.folders: list[Path] = []
+        self.handles: dict[int, WorkerHandle] = {}
         self.processes: list[Process] = []
         self.kills = 0
         self._names: Counter[str] = Counter()
@@ -229,7 +231,7 @@ class World:
         asyncio.set_event_loop(self.loop)
         self.loop.set_exception_handler(self._unhandled)
         try:
-            with virtual_clocks(self.loop, self.chance), programs.kept():
+            with virtual_clocks(self.loop, self.chance), programs.kept(), pretended(self.handles):
                 for kind in SERVICES:
                     self.start(kind)
                 for kind in self.plan.standby:
