@@ -10,16 +10,15 @@ import argparse
 import json
 import multiprocessing
 import os
-import random
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from tests.simulation.clock import VirtualLoop, virtual_clocks
-from tests.simulation.simulate import Result, simulate
+from tests.simulation.simulate import Result, portion, simulate, told_of
 
 SEEDS_A_PORTION = 20
 FAILING_SHOWN_MAX = 20
@@ -44,7 +43,7 @@ def main() -> int:
 
 def _one(result: Result, *, as_json: bool) -> int:
     console = Console(highlight=False, soft_wrap=True)
-    told = _told(result)
+    told = told_of(result)
     if as_json:
         console.print_json(json.dumps(told | {"trace": result.trace}))
         return 0 if result.ok else 1
@@ -65,24 +64,6 @@ def _verdict(console: Console, seed: int, failures: list[str]) -> None:
         console.print(f"seed {seed}: nothing lost, doubled or changed", style="green")
     for failure in failures:
         console.print(f"seed {seed}: {failure}", style="bold red", markup=False)
-
-
-def _told(result: Result) -> dict[str, Any]:
-    return {
-        "seed": result.seed,
-        "ok": result.ok,
-        "failures": result.failures,
-        "kills": result.kills,
-        "sessions": len(result.plan.sessions),
-        "virtual_s": round(result.virtual_s, 3),
-        "digest": result.digest,
-    }
-
-
-def portion(seeds: range) -> list[dict[str, Any]]:
-    """Run some seeds, in a process of their own."""
-    with virtual_clocks(VirtualLoop(), random.Random(0)):
-        return [_told(simulate(seed)) for seed in seeds]
 
 
 def _many(given: argparse.Namespace) -> int:
@@ -141,15 +122,16 @@ def _results(given: argparse.Namespace, began_s: float) -> Iterator[dict[str, An
         for seeds in in_time():
             yield from portion(seeds)
         return
-    with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(given.jobs, mp_context=spawning) as pool:
         # No more is handed out than is worked on, so that the time can run out.
         waiting = []
         for seeds in in_time():
-            waiting.append(pool.apply_async(portion, (seeds,)))
+            waiting.append(pool.submit(portion, seeds))
             while len(waiting) >= given.jobs * 2:
-                yield from waiting.pop(0).get()
+                yield from waiting.pop(0).result()
         for one in waiting:
-            yield from one.get()
+            yield from one.result()
 
 
 if __name__ == "__main__":

@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import hashlib
 import logging
+import random
 from dataclasses import dataclass
+from typing import Any
 
 from tests.simulation import programs
+from tests.simulation.clock import VirtualLoop, virtual_clocks
 from tests.simulation.faults import Plan, plan_of
 from tests.simulation.switches import Switches
 from tests.simulation.verdict import failures
@@ -71,3 +74,22 @@ def simulate(seed: int, *, switches: Switches | None = None, plan: Plan | None =
             gc.enable()
     loop = world.loop
     return Result(seed, found, world.lines, told, world.kills, loop.time(), loop.callbacks)
+
+
+def told_of(result: Result) -> dict[str, Any]:
+    """A result as JSON has it."""
+    return {
+        "seed": result.seed,
+        "ok": result.ok,
+        "failures": result.failures,
+        "kills": result.kills,
+        "sessions": len(result.plan.sessions),
+        "virtual_s": round(result.virtual_s, 3),
+        "digest": result.digest,
+    }
+
+
+def portion(seeds: range) -> list[dict[str, Any]]:
+    """Run some seeds, in a process of their own."""
+    with virtual_clocks(VirtualLoop(), random.Random(0)):
+        return [told_of(simulate(seed)) for seed in seeds]
