@@ -10,6 +10,7 @@ from tests.simulation.network import Weather
 FAULTS_UNTIL_S = 7.0
 """Later nothing more goes wrong, so that every session can end."""
 WEATHER_UNTIL_S = 12.0
+SHORT_WINDOW_S = 60.0
 BOUNDARY_MAX = 220
 """The highest number of a request at which a process dies."""
 KINDS = ("worker", "worker", "worker", "node", "scheduler", "recorder", "reward", "tool")
@@ -66,6 +67,10 @@ def plan_of(seed: int, kinds: int) -> Plan:
         (chance.randrange(kinds), chance.randrange(4), chance.randint(2, 8))
         for _ in range(chance.randint(1, 4))
     )
+    window_s = chance.choice((120.0, 1.0, 0.0))
+    # The note that a call was begun has to stay for as long as the call may be published again
+    # without the server's remembering it: a window that is short asks for a stream that is kept.
+    keep_s = chance.choice((60.0, 2.0, 0.3)) if window_s > SHORT_WINDOW_S else 60.0
     return Plan(
         Weather(
             delay_s_max=chance.choice((0.001, 0.005, 0.05)),
@@ -76,10 +81,10 @@ def plan_of(seed: int, kinds: int) -> Plan:
             ordered=chance.random() < 0.7,
             until_s=WEATHER_UNTIL_S,
         ),
-        duplicate_window_s=chance.choice((120.0, 1.0, 0.0)),
+        duplicate_window_s=window_s,
         lost_commits_share=chance.choice((0.0, 0.0, 0.05)),
         work_s_max=chance.choice((0.02, 0.3, 1.0)),
-        trim_keep_s=chance.choice((60.0, 2.0, 0.3)),
+        trim_keep_s=keep_s,
         standby=tuple(
             k for k in ("scheduler", "recorder", "reward", "tool") if chance.random() < 0.3
         ),
