@@ -46,3 +46,11 @@ throughput *arguments:
 # All services in virtual time under faults: `just simulate SEED`, or `just simulate --seeds 2000`
 simulate *arguments:
     python -m tests.simulation {{arguments}}
+
+# Take each guard behind a promise away and see that its test fails: all, or those with a word
+mutants *arguments:
+    python -m tests.mutants.run {{arguments}}
+
+# Kill everything, again and again, and compare with an undisturbed run; arguments go to the script
+chaos *arguments:
+    python loadtests/chaos.py {{arguments}}
