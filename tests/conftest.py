@@ -35,11 +35,14 @@ _left_out: set[str] = set()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests are spread over processes, one process has all that share a dear fixture, and
-    otherwise a whole file; and what takes longest begins first."""
+    """Where tests are spread over processes, one has all that start whole stacks: two at once only
+    slow each other down. One has all that share a dear fixture, and otherwise a whole file; and
+    what takes longest begins first."""
     for item in items:
         names = getattr(item, "fixturenames", ())
         dear = next((name for name in DEAR_FIXTURES if name in names), None)
+        if item.get_closest_marker("stack") is not None:
+            dear = "stack"
         item.add_marker(pytest.mark.xdist_group(dear or item.nodeid.split("::")[0]))
     items.sort(key=lambda item: item.get_closest_marker("stack") is None)
 
