@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import resource
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -142,6 +143,17 @@ async def test_a_store_that_is_away_is_waited_for(tmp_path: Path) -> None:
     mount.unlink()
     mount.mkdir()
     assert store.get(await asyncio.wait_for(waiting, 10)) == b"state"
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # in place of a full disk
+    try:
+        with pytest.raises(ObjectStoreError, match="cannot be written"):
+            ObjectStore(tmp_path.as_uri()).put(bytes(8192))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 async def test_and_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,6 +270,76 @@ def test_a_get_state_that_raises_ends_the_session_behind_its_step(
     assert rerun(SessionMachine(made, CONFIG), recorded) is None
 
 
+HOSTILE = STATED.replace(
+    "import numpy as np\n",
+    """
+import numpy as np
+class Nameless(Exception):
+    def __str__(self): raise RuntimeError
+    __repr__ = __str__
+class Unreadable(dict):
+    def items(self): raise ValueError
+    keys = __iter__ = items
+    def __reduce__(self): raise Nameless
+""",
+)
+
+
+@pytest.mark.parametrize(
+    ("agent", "code"),
+    [
+        (HOSTILE.replace('{"weights": self.weights.copy()}', "Unreadable(a=1)"), "max_steps"),
+        (HOSTILE.replace('return {"weights"', 'raise Nameless; return {"weights"'), "agent_raised"),
+        (HOSTILE.replace("    def get_state", "    @property\n    def get_state"), "max_steps"),
+        (
+            HOSTILE.replace(
+                "    def set_state(self", "    @property\n    def set_state(self"
+            ).replace("set_state(self, state)", "set_state(self)"),
+            "agent_raised",
+        ),
+    ],
+    ids=["a_state_that_raises", "an_error_without_text", "no_method", "a_property_that_raises"],
+)
+def test_whatever_a_state_does_stays_in_its_session(
+    program: Any, session_id: UUID, agent: str, code: str
+) -> None:
+    made = program(agent, anchors={"every_steps": 4})
+    rows, _ = run_with_blobs(made, session_id)
+    recorded = Recorded.from_rows(rows)
+    assert recorded.ended is not None
+    assert recorded.ended.code == code
+    assert rerun(SessionMachine(made, CONFIG), recorded) is None
+
+
+def test_an_error_without_text_makes_no_machine_and_no_noise(
+    program: Any, session_id: UUID
+) -> None:
+    made = program(
+        HOSTILE.replace('self.weights = state["weights"]', "raise Nameless"),
+        anchors={"every_steps": 4},
+    )
+    rows, blobs = run_with_blobs(made, session_id)
+    with pytest.raises(NotRestorable, match="Nameless"):
+        come_back(made, rows, blobs, 8, CONFIG)
+
+
+def test_tags_are_read_once(program: Any, session_id: UUID) -> None:
+    agent = """
+    import dsec
+    class Tags(tuple):
+        read = 0
+        def __iter__(self):
+            self.read += 1
+            return iter(("mine",) if self.read == 1 else (7,))
+    class Agent:
+        def __init__(self, config): pass
+        def step(self, observation):
+            return {"action": 0, "state_anchor": dsec.StateAnchor(tags=Tags(("mine",)))}
+    """
+    rows, _ = run_with_blobs(program(agent), session_id)
+    assert {one.fact[4] for one in Recorded.from_rows(rows).anchors.values()} == {("agent", "mine")}
+
+
 @pytest.mark.parametrize(
     ("agent", "env", "told"),
     [

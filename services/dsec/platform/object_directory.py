@@ -75,10 +75,16 @@ class Directory:
         with _telling(name, "written"):
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        return Path(file.name)
+                draft = Path(file.name)
+                try:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                except BaseException:
+                    # On a full disk, each try would take what little is freed meanwhile.
+                    draft.unlink(missing_ok=True)
+                    raise
+        return draft
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import lz4.frame
 
 from dsec.session.adapters.gymnasium import GymnasiumAdapter
-from dsec.session.anchors import FOLD_VERSION, Anchoring, aside, last_state_hash, restorer
+from dsec.session.anchors import FOLD_VERSION, Anchoring, aside, last_state_hash, restorer, told_of
 from dsec.session.io import Call, Called, Stepped
 from dsec.session.machine import SessionMachine
 from dsec.session.tools import Answers
@@ -67,7 +67,7 @@ def _restore(
     except (MemoryError, NotRestorable):
         raise
     except BaseException as error:
-        raise NotRestorable(f"{type(error).__name__}: {error}"[:500]) from error
+        raise NotRestorable(told_of(error)) from error
     finally:
         machine._interposition.exit(machine._chance)
 

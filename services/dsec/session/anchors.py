@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,7 +33,7 @@ from dsec.session.documents import Anchors
 from dsec.session.seeds import derive
 from dsec.session.state_anchor import WHOLE, StateAnchor
 from dsec_contracts.anchor import ANCHOR_BLOB_BYTES_MAX, ANCHOR_STATE_BYTES_MAX
-from dsec_contracts.canonical import CanonicalError, decode, encode
+from dsec_contracts.canonical import decode, encode
 from dsec_contracts.step import STEP_FIELDS
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 FOLD_VERSION = 1
 """Of what a blob holds. A blob of another version is not restored, and its session re-executed."""
 PICKLE_PROTOCOL = 5
+TOLD_CHARS_MAX = 500
 _STATE_HASH, _RESET = STEP_FIELDS.index("state_hash"), STEP_FIELDS.index("reset")
 
 
@@ -113,13 +115,10 @@ class Anchoring:
             tags = (*tags, "agent", *given.tags)
         if not tags or machine._pending_stop is not None:
             return
-        agent, is_whole = _agent_state(machine, given)
+        agent, is_whole = machine._user("agent_raised", _agent_state, machine._agent, given)
         covered = None
         if machine.deterministic and not is_whole:
-            try:
-                covered = encode(agent)
-            except CanonicalError:
-                covered = None  # not compared, then: `covers_agent` says so
+            covered = _covered(agent)
         assert machine.chain is not None
         parts = b"dsec.anchor.1", machine.chain, b"" if covered is None else covered
         content = hashlib.sha256(b"".join(parts)).digest()
@@ -142,14 +141,29 @@ class Anchoring:
         return ("every_steps",) * bool(every) + ("episode_start",) * bool(begins)
 
 
-def _agent_state(machine: SessionMachine, given: StateAnchor | None) -> tuple[Any, bool]:
+def _agent_state(agent: Any, given: StateAnchor | None) -> tuple[Any, bool]:
     """The agent's state, and whether it is the agent itself. Runs user code."""
-    agent = machine._agent
     if given is not None and given.state is not WHOLE:
         return given.state, False
     if restorer(agent) is None or not callable(get_state := getattr(agent, "get_state", None)):
         return agent, True
-    return machine._user("agent_raised", get_state), False
+    return get_state(), False
+
+
+def _covered(state: Any) -> bytes | None:
+    """The canonical bytes of a state. None where it has none, or where a container of the user's
+    own class raises: it is not compared, then, and `covers_agent` says so."""
+    try:
+        return encode(state)
+    except MemoryError:
+        raise
+    except BaseException:  # noqa: BLE001 - see above
+        return None
+
+
+def told_of(error: BaseException) -> str:
+    """What user code raised, for people. It may not even have a text."""
+    return "".join(traceback.format_exception_only(error)).strip()[:TOLD_CHARS_MAX]
 
 
 def _frozen(machine: SessionMachine, name: str, agent: Any, is_whole: bool, proven: bool) -> bytes:
@@ -198,7 +212,7 @@ def _prove(objects: bytes, memory: dict[str, Any], hashed: bytes) -> None:
     except EnvError as error:
         raise NotCaptured(str(error)) from error
     except BaseException as error:
-        raise NotCaptured(f"what was pickled cannot be loaded: {error!r}"[:500]) from error
+        raise NotCaptured(f"what was pickled cannot be loaded: {told_of(error)}") from error
 
 
 def _whose(machine: SessionMachine, agent: Any, error: BaseException) -> str:
@@ -208,8 +222,8 @@ def _whose(machine: SessionMachine, agent: Any, error: BaseException) -> str:
         except MemoryError:
             raise
         except BaseException as own:  # noqa: BLE001 - told, and the other is raised
-            return f"the {whose} cannot be pickled: {own!r}"[:500]
-    return f"the state cannot be pickled: {error!r}"[:500]
+            return f"the {whose} cannot be pickled: {told_of(own)}"
+    return f"the state cannot be pickled: {told_of(error)}"
 
 
 @contextmanager

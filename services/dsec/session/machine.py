@@ -318,7 +318,7 @@ class SessionMachine:
             except MemoryError:
                 raise
             except BaseException as error:  # noqa: BLE001 - user code, after the session's end
-                self._info = {"close": repr(error)[:200]}
+                self._info = {"close": _told(error)}
             finally:
                 self._interposition.exit(self._chance)
 

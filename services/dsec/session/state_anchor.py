@@ -41,9 +41,11 @@ def state_anchor_of(given: Any) -> StateAnchor | None:
         return StateAnchor()
     if type(given) is not StateAnchor:
         return StateAnchor(given)
-    if len(given.tags) > ANCHOR_TAGS_MAX - 3:
-        raise ValueError(f"{len(given.tags)} tags; an anchor takes {ANCHOR_TAGS_MAX - 3}")
-    for tag in given.tags:
+    # Read once: a class of the user's own may give others the next time.
+    tags = tuple(given.tags)
+    if len(tags) > ANCHOR_TAGS_MAX - 3:
+        raise ValueError(f"{len(tags)} tags; an anchor takes {ANCHOR_TAGS_MAX - 3}")
+    for tag in tags:
         if type(tag) is not str or not 0 < len(tag) <= TAG_CHARS_MAX or not tag.isprintable():
             raise ValueError(f"a tag is printable text of 1 to {TAG_CHARS_MAX} characters")
-    return given
+    return StateAnchor(given.state, tags)
