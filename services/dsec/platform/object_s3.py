@@ -65,7 +65,13 @@ class Bucket:
         prefix = unquote(parts.path).strip("/")
         self._prefix = f"{prefix}/" if prefix else ""
         self._bucket = parts.netloc
-        self._client = _client(endpoint, query.get("region", REGION), given)
+        try:
+            self._client = _client(endpoint, query.get("region", REGION), given)
+        except ValueError as error:  # the library's own errors of this kind are among them
+            raise ObjectStoreError(
+                f"s3://{parts.netloc}: its endpoint or region is none: the endpoint is a URL such "
+                f"as https://host:port, the region a name such as {REGION}"
+            ) from error
 
     @property
     def place(self) -> str:

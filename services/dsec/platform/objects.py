@@ -63,10 +63,16 @@ def backend_of(url: str, credentials: Mapping[str, str] | None = None) -> Backen
     Raises:
         ObjectStoreError: it is of no kind that is supported.
     """
-    parsed = urlparse(url)
+    try:
+        parsed = urlparse(url)
+    except ValueError as error:
+        raise ObjectStoreError("the object store's URL is none") from error
     if parsed.scheme == "s3":
         return Bucket(url, credentials)
-    if parsed.scheme != "file" or not parsed.path:
+    if parsed.scheme == "file" and (parsed.netloc or not parsed.path.startswith("/")):
+        # `file://data/x` would be /x, and `file:x` another place in every process.
+        raise ObjectStoreError("give the object store's directory as file:///path, from the root")
+    if parsed.scheme != "file":
         shown = f"{parsed.scheme}://" if parsed.scheme else "that without a scheme"
         raise ObjectStoreError(
             f"object store {shown} is not supported: give a directory as file:///path, or "
