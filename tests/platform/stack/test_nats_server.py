@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 import nats
 import nats.errors
 import pytest
 
+from dsec.platform.stack import supervisor
 from dsec.platform.stack.errors import StackError
 from dsec.platform.stack.nats_server import (
     NatsServerOptions,
@@ -18,6 +22,7 @@ from dsec.platform.stack.nats_server import (
 )
 from dsec.platform.stack.ports import LOOPBACK, free_port
 from dsec.platform.stack.process import ChildProcess
+from dsec.platform.stack.supervisor import SupervisedProcess
 
 pytestmark = pytest.mark.nats
 
@@ -45,6 +50,46 @@ async def test_what_was_published_survives_kill_9(tmp_path: Path, sync_interval:
         await client.close()
         child.send_signal(child.spec.death_signal)
         await child.wait_exit()
+
+
+async def test_a_full_disk_is_over_when_there_is_room_again(
+    tmp_path: Path, small_disk: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "STABLE_AFTER_S", 0.5)
+    monkeypatch.setattr(supervisor, "AILMENT_PERIOD_S", 0.2)
+    disk, said = small_disk(64), list[str]()
+    server = NatsServerOptions(disk / "nats", tmp_path / "nats.log", free_port(), "password")
+    process = SupervisedProcess(
+        nats_server_process(server),
+        restarts_max=2,
+        on_change=lambda: None,
+        on_progress=said.append,
+    )
+    await process.start()
+    client = await nats.connect(server.url)
+    stream = client.jetstream(timeout=2)
+    await stream.add_stream(name="TEST", subjects=["test.>"], max_bytes=32 << 20)
+    acknowledged = (await stream.publish("test.a", b"x")).seq
+    ballast = disk / "ballast"
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            continue
+    with pytest.raises(nats.errors.Error):  # noqa: PT012 - one of the next is refused
+        for _ in range(100):
+            acknowledged = (await stream.publish("test.a", bytes(64 << 10))).seq
+    ballast.unlink()
+    async with asyncio.timeout(20):
+        while not process.restarts:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    assert "takes nothing since" in said[0]
+    async with asyncio.timeout(20):
+        while not client.is_connected:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        assert (await stream.publish("test.a", b"x")).seq == acknowledged + 1
+        await asyncio.sleep(1.5)
+    assert process.restarts == 1, "what an earlier run said counts no more"
+    await client.close()
+    await process.stop()
 
 
 async def test_a_stranger_on_this_machine_is_not_let_in(tmp_path: Path) -> None:

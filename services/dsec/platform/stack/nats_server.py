@@ -25,6 +25,7 @@ from dsec.platform.stack.errors import StackError, os_failure
 from dsec.platform.stack.files import write_private
 from dsec.platform.stack.ports import LOOPBACK
 from dsec.platform.stack.process import ProcessSpec
+from dsec.platform.stack.write_errors import WriteErrors
 
 NATS_SERVER = "nats-server"
 MAX_PAYLOAD_BYTES = 1024 * 1024
@@ -118,6 +119,9 @@ def nats_server_process(options: NatsServerOptions) -> ProcessSpec:
         log_path=options.log_path,
         ready=ready,
         ready_within_s=NATS_READY_WITHIN_S,
+        ailment=WriteErrors(
+            NATS_SERVER, options.log_path, options.directory, b"Starting nats-server"
+        ).ailment,
         stop_grace_s=NATS_STOP_GRACE_S,
     )
 

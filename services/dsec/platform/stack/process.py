@@ -47,8 +47,9 @@ class ProcessSpec:
     """How to start, probe and stop one process.
 
     `ready` is asked until it says yes; None means ready once started. `death_signal` is what the
-    kernel sends when the supervisor dies. `user_id` starts the process as another user, `root` with
-    that folder as its `/`; both need root.
+    kernel sends when the supervisor dies. `ailment` is asked now and then while it runs: a sentence
+    where only a new start helps. `user_id` starts the process as another user, `root` with that
+    folder as its `/`; both need root.
     """
 
     name: str
@@ -57,6 +58,7 @@ class ProcessSpec:
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     ready: Callable[[], Awaitable[bool]] | None = None
     ready_within_s: float = READY_WITHIN_S
+    ailment: Callable[[], str | None] | None = None
     stop_signal: signal.Signals = signal.SIGTERM
     stop_grace_s: float = STOP_GRACE_S
     death_signal: signal.Signals = signal.SIGKILL

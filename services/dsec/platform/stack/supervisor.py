@@ -19,6 +19,7 @@ RESTART_PAUSE_FIRST_S = 0.1
 RESTART_PAUSE_MAX_S = 10.0
 RESTART_DOUBLINGS_MAX = 10
 STABLE_AFTER_S = 30.0
+AILMENT_PERIOD_S = 2.0
 
 
 class SupervisedProcess:
@@ -99,8 +100,24 @@ class SupervisedProcess:
 
     async def _until_it_dies(self) -> str:
         assert self._child is not None
-        status = await self._child.wait_exit()
+        status = await self._exit_of(self._child)
         return f"{self.spec.name} {describe_exit(status)}; its log is {self.spec.log_path}."
+
+    async def _exit_of(self, child: ChildProcess) -> int:
+        """How it ends. One that runs and is of no use is stopped, and so started again."""
+        if self.spec.ailment is None:
+            return await child.wait_exit()
+        # Not earlier: what a new start does not heal must not count as one that keeps dying.
+        next_s = asyncio.get_running_loop().time() + STABLE_AFTER_S
+        while True:
+            try:
+                async with asyncio.timeout_at(next_s):
+                    return await child.wait_exit()
+            except TimeoutError:
+                next_s += AILMENT_PERIOD_S
+                if (said := self.spec.ailment()) is not None:
+                    self._on_progress(said)
+                    await child.stop()
 
     def _give_up_after_bound(self, failures: int, reason: str) -> None:
         if self._restarts_max is not None and failures > self._restarts_max:
