@@ -60,15 +60,21 @@ async def test_what_cannot_be_had_is_lost_and_said(rig: Rig, object_store_url: s
     await rig.settled()
 
 
-async def test_what_the_store_has_damaged_is_not_called_stored(rig: Rig, tmp_path: Path) -> None:
+async def test_what_the_store_has_damaged_is_written_anew_or_lost(rig: Rig, tmp_path: Path) -> None:
     store = tmp_path / "objects"
-    key = ObjectStore(store.as_uri()).put(blob_of(1))
-    (store / key[:2] / key).write_bytes(b"rotten")
+    keys = [ObjectStore(store.as_uri()).put(blob_of(position)) for position in (1, 2)]
+    for key in keys:
+        (store / key[:2] / key).write_bytes(b"rotten")
     rig.start(store.as_uri())
     await rig.capture(1)
-    event = (await rig.answered(1))[1]
-    assert isinstance(event, AnchorLost)
-    assert event.fact.code == "blob_damaged"
+    await rig.capture(2, data=b"", blob=keys[1])
+    answers = await rig.answered(1, 2)
+    # Equal sessions share their blobs: what one has whole, the others have again.
+    assert isinstance(answers[1], AnchorStored)
+    assert ObjectStore(store.as_uri()).get(keys[0]) == blob_of(1)
+    lost = answers[2]
+    assert isinstance(lost, AnchorLost)
+    assert lost.fact.code == "blob_damaged"
 
 
 async def test_killed_replicas_lose_nothing(rig: Rig, tmp_path: Path) -> None:

@@ -85,5 +85,13 @@ def keep(store: ObjectStore, captured: AnchorCapturedCircumstance) -> Stored | L
             raise ObjectStoreError(f"{error}, although it was written") from error
         raise
     except BlobDamaged as error:
-        return Lost("blob_damaged", str(error))
+        if not captured.data:
+            return Lost("blob_damaged", str(error))
+        # Another anchor's blob is the same one, and was damaged since. The bytes at hand are whole.
+        log.warning("%s: it is written anew", error)
+        store.mend(captured.data)
+        try:
+            size = len(store.get(captured.blob))
+        except BlobDamaged as again:
+            return Lost("blob_damaged", str(again))
     return Stored(captured.blob, size)
