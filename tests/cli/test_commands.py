@@ -13,6 +13,7 @@ from uuid import UUID
 import pytest
 from click.testing import CliRunner, Result
 
+from dsec.cli import anchors
 from dsec.cli.compare import assess
 from dsec.cli.failures import failure_lines
 from dsec.cli.init import TEMPLATES
@@ -213,3 +214,8 @@ def test_compare_averages_over_whole_pairs_and_names_the_others() -> None:
     assert told["ok"] is False
     assert [f["status"] for f in told["failed"]] == ["failed"]
     assert assess([], [])["mean_difference"] is None
+
+
+def test_tags_do_not_push_a_table_s_other_columns_out() -> None:
+    assert anchors.shortened("every_steps") == "every_steps"
+    assert len(anchors.shortened("long, " * 200)) == anchors.TAGS_SHOWN_CHARS

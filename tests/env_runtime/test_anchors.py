@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -13,6 +14,7 @@ from tests.env_runtime.conftest import Code, World, code_of, request_of
 from dsec.anchor_sync.handlers import Keeper
 from dsec.anchor_sync.settings import AnchorSyncSettings
 from dsec.env_runtime import anchors as outbox
+from dsec.platform import objects
 from dsec.platform.bus import Message
 from dsec.platform.clock import utc_now
 from dsec.platform.log import LogReader
@@ -285,7 +287,26 @@ async def test_a_store_that_is_away_holds_up_no_step_and_loses_nothing(rig: Rig)
         assert await rig.rows(request.session_id, ANCHOR_LOST) == []
 
 
-async def test_an_environment_that_cannot_be_captured_is_said_and_runs_on(rig: Rig) -> None:
+async def test_a_store_that_stays_away_is_waited_for_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "PUT_WAIT_S_MAX", 3.0)
+    rig.objects.rmdir()
+    rig.objects.write_text("not mounted")
+    await rig.worker("w1")
+    large = code(params={"ballast": 2 * outbox.INLINE_BYTES_MAX}, step_s=0.0)
+    request = await rig.world.run_session(large, max_steps=STEPS)
+    await rig.world.stepped(request.session_id, STEPS)
+    anchors = STEPS // EVERY
+    assert anchors >= 4
+    async with asyncio.timeout(3.0 * 2):
+        assert (await rig.world.ended(request.session_id)).fact.status == "completed"
+    await rig.world.until(lambda: rig.keeper.lost == anchors)
+
+
+async def test_an_environment_that_cannot_be_captured_is_said_and_runs_on(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
     await rig.worker("w1")
     request = await rig.world.run_session(
         code(step_s=0.0, kwargs={"unpicklable": True}), max_steps=STEPS
@@ -295,6 +316,9 @@ async def test_an_environment_that_cannot_be_captured_is_said_and_runs_on(rig: R
     lost = await rig.rows(request.session_id, ANCHOR_LOST)
     assert fact_map(lost[0])["code"] == "not_captured"
     assert "environment cannot be pickled" in circumstance_map(lost[0])["message"]
+    said = [one for one in caplog.records if "A restart re-executes" in one.getMessage()]
+    assert len(said) == 1, "once a session, and not in the session's own time"
+    assert abs(said[0].created - time.time()) < 600
     assert (await rig.world.verdict(request)).ok
 
 

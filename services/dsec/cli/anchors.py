@@ -25,6 +25,7 @@ from dsec_contracts.keys import session_time
 
 ANCHORS_MAX = 10_000
 READS_IN_FLIGHT_MAX = 8
+TAGS_SHOWN_CHARS = 40
 
 _COLUMNS = (
     "session_id, position, anchor_id, tags, parent, status, code, size_bytes, blob, attempt,"
@@ -71,7 +72,7 @@ def list_(session: str | None, limit: int, as_json: bool) -> None:
             one["anchor_id"],
             one["status"] if one["code"] is None else f"{one['status']}: {one['code']}",
             str(one["size_bytes"] or ""),
-            ", ".join(one["tags"] or ()),
+            shortened(", ".join(one["tags"] or ())),
         )
     out.print(table)
 
@@ -118,6 +119,11 @@ def check(session: str | None, limit: int, as_json: bool) -> None:
     exit_with(answer["ok"])
 
 
+def shortened(text: str) -> str:
+    """For a table: an agent's tags may be a thousand characters, and push out all else."""
+    return text if len(text) <= TAGS_SHOWN_CHARS else text[: TAGS_SHOWN_CHARS - 1] + "…"
+
+
 def _is_named(one: dict[str, Any], named: str) -> bool:
     return str(one["position"]) == named or (
         len(named) >= 4 and str(one["anchor_id"]).startswith(named)
@@ -162,9 +168,15 @@ async def _check(session: str | None, limit: int) -> dict[str, Any]:
 
         with progress() as display:
             task = display.add_task("anchors", total=len(stored))
-            for work in asyncio.as_completed([read(row) for row in stored]):
-                await work
-                display.advance(task)
+            works = [asyncio.create_task(read(row)) for row in stored]
+            try:
+                for work in asyncio.as_completed(works):
+                    await work
+                    display.advance(task)
+            finally:  # the store is away: the others say the same
+                for one in works:
+                    one.cancel()
+                await asyncio.gather(*works, return_exceptions=True)
     bad.sort(key=lambda one: (str(one["session_id"]), one["position"]))
     return {
         "ok": not bad,

@@ -64,6 +64,9 @@ class Outbox:
         """Sessions whose anchors are being published."""
         self._places = asyncio.Semaphore(PUBLISHES_IN_FLIGHT_MAX)
         self._held_bytes = 0
+        self._gave_up = False
+        """The object store was away for as long as it is waited for. Until it takes a blob, each
+        is offered once: a session's end waits for its anchors, and may have a thousand."""
         self._some = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -81,14 +84,6 @@ class Outbox:
 
     def add(self, seat: Seat, anchor: Frozen) -> None:
         """Keep an anchor until `release`."""
-        if anchor.error:
-            log.warning(
-                "session %s, anchor %d: %s. A restart re-executes from the anchor before it, or "
-                "from step 0",
-                seat.placed.session_id,
-                anchor.taken.position,
-                anchor.error,
-            )
         seat.anchors_waiting += 1
         self.fresh.append(_Waiting(seat, anchor))
 
@@ -145,6 +140,15 @@ class Outbox:
 
     async def publish(self, seat: Seat, anchor: Frozen) -> None:
         """Publish one anchor, its blob in the event or in the object store before it."""
+        if anchor.error and not seat.told_of_anchors:
+            seat.told_of_anchors = True  # the others say the same, as often as there are anchors
+            log.warning(
+                "session %s, anchor %d: %s. A restart re-executes from the anchor before it, or "
+                "from step 0",
+                seat.placed.session_id,
+                anchor.taken.position,
+                anchor.error,
+            )
         if not anchor.blob:
             await self._send(seat, anchor, AnchorCapturedCircumstance(error=anchor.error))
             return
@@ -168,9 +172,14 @@ class Outbox:
             error = f"{len(blob)} bytes fit no message, and there is no object store"
             return AnchorCapturedCircumstance(error=error)
         try:
-            await put_patiently(self._objects, blob)
+            if self._gave_up:
+                await asyncio.to_thread(self._objects.put, blob)
+            else:
+                await put_patiently(self._objects, blob)
         except ObjectStoreError as error:
+            self._gave_up = True
             return AnchorCapturedCircumstance(error=str(error))
+        self._gave_up = False
         return told
 
     async def _send(self, seat: Seat, anchor: Frozen, told: AnchorCapturedCircumstance) -> None:

@@ -106,6 +106,8 @@ class Seat:
     was."""
     anchors_waiting: int = 0
     """Anchors that were captured and are not published yet; the session's end waits for them."""
+    told_of_anchors: bool = False
+    """It was said that one could not be captured."""
 
     @property
     def raw_id(self) -> bytes:
