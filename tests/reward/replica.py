@@ -8,8 +8,8 @@ from pathlib import Path
 import uvloop
 
 from dsec.platform.settings import configure_logging
+from dsec.platform.specs import SpecMissing
 from dsec.reward.__main__ import score_until_stopped
-from dsec.reward.effects import SpecMissing
 from dsec.reward.settings import RewardSettings
 
 

@@ -10,17 +10,9 @@ from tests.reward.conftest import ENV_SPEC, spec_of, step_fact
 
 from dsec.platform.log import LogBehind, SpecContent
 from dsec.platform.objects import BlobNotFound, ObjectStore, ObjectStoreError
+from dsec.platform.specs import BlobMissing, Patience, SpecMissing, spec_source
 from dsec.platform.user_limits import UserLimits
-from dsec.reward.effects import (
-    BlobMissing,
-    Lost,
-    Patience,
-    SpecMissing,
-    Specs,
-    blob_source,
-    resolved,
-    spec_source,
-)
+from dsec.reward.effects import Lost, Specs, blob_source, resolved
 from dsec.reward.frames import Failure, Task
 from dsec.reward.isolation import FAULTS_MAX, Isolation, Untried
 from dsec.session.observations import reference
@@ -51,16 +43,14 @@ class Log:
     async def spec(self, spec_hash: str) -> SpecContent | None:
         return self.specs.get(spec_hash)
 
-    async def wait_floor(self, sequence: int, timeout_s: float) -> None:
+    async def wait_floor(self, sequence: int, timeout_s: float, *, epoch: int | None) -> None:
         if self.at < sequence:
             raise LogBehind(f"the log has not come to {sequence}")
 
 
 def specs_of(log: Log, clock: Clock, objects: ObjectStore | None = None) -> Specs:
-    source = spec_source(log, objects, 0.0)  # type: ignore[arg-type]
-    made = Specs(source, patience=Patience(ABSENT_S_MAX, clock), kept_max=4)
-    made.position = 7
-    return made
+    source = spec_source(log, objects, "reward", 0.0)  # type: ignore[arg-type]
+    return Specs(source, patience=Patience(ABSENT_S_MAX, clock), kept_max=4)
 
 
 async def test_a_spec_that_the_log_has_passed_is_absent_after_a_while() -> None:
@@ -68,13 +58,13 @@ async def test_a_spec_that_the_log_has_passed_is_absent_after_a_while() -> None:
     specs = specs_of(log, clock)
     for clock.now in (0.0, ABSENT_S_MAX - 1):
         with pytest.raises(SpecMissing, match="has got to position 7"):
-            await specs.get("x")
+            await specs.get("x", 7)
     clock.now = ABSENT_S_MAX
-    error = (await specs.get("x")).error
+    error = (await specs.get("x", 7)).error
     assert error is not None
     assert error.code == "spec_not_found"
     log.specs["x"] = SpecContent("x", "reward", ENV_SPEC[1], None)
-    assert (await specs.get("x")).is_env, "what turns up after all is used"
+    assert (await specs.get("x", 7)).is_env, "what turns up after all is used"
 
 
 async def test_a_log_that_is_behind_is_waited_for_for_ever() -> None:
@@ -82,7 +72,7 @@ async def test_a_log_that_is_behind_is_waited_for_for_ever() -> None:
     specs = specs_of(Log(6), clock)
     for clock.now in (0.0, 100 * ABSENT_S_MAX):
         with pytest.raises(LogBehind):
-            await specs.get("x")
+            await specs.get("x", 7)
 
 
 async def test_a_large_spec_whose_blob_is_not_in_the_store(tmp_path: Path) -> None:
@@ -91,9 +81,9 @@ async def test_a_large_spec_whose_blob_is_not_in_the_store(tmp_path: Path) -> No
         Log(7, x=SpecContent("x", "reward", b"", KEY)), clock, ObjectStore(tmp_path.as_uri())
     )
     with pytest.raises(BlobMissing):
-        await specs.get("x")
+        await specs.get("x", 7)
     clock.now = ABSENT_S_MAX
-    error = (await specs.get("x")).error
+    error = (await specs.get("x", 7)).error
     assert error is not None
     assert error.code == "blob_not_found"
 

@@ -19,11 +19,11 @@ from tests.simulation.recording import BesideConnection, RecordersWriter
 from tests.simulation.workers import node
 
 from dsec.platform.bus import Bus, Message
+from dsec.platform.specs import Patience, spec_source
 from dsec.platform.telemetry import OFF
 from dsec.recorder.leadership import Recorder
 from dsec.recorder.settings import RecorderSettings
-from dsec.reward.effects import Patience, Specs
-from dsec.reward.effects import spec_source as reward_specs
+from dsec.reward.effects import Specs
 from dsec.reward.frames import Outcome as RewardOutcome
 from dsec.reward.frames import Task
 from dsec.reward.handlers import CONSUMER as REWARD
@@ -35,7 +35,6 @@ from dsec.scheduler.leadership import LEASE_NAME, LEASE_TTL_S, Leadership
 from dsec.scheduler.settings import SchedulerConfig
 from dsec.tool.call import Tool, load
 from dsec.tool.effects import Tools, memory_of
-from dsec.tool.effects import spec_source as tool_specs
 from dsec.tool.frames import Order, Outcome
 from dsec.tool.handlers import CONSUMER as TOOL
 from dsec.tool.handlers import Caller
@@ -134,18 +133,14 @@ async def reward(world: World, process: Process) -> None:
     settings = REWARDS.model_copy(update={"reward_replica": process.name})
     bus = connect(world.network, process)
     await bus.await_stream()
-    source = reward_specs(Reader(world.database, process), None, settings.reward_spec_wait_s)
+    reader = Reader(world.database, process)
+    source = spec_source(reader, None, "reward", settings.reward_spec_wait_s)
     patience = Patience(settings.reward_absent_s_max, world.loop.time)
     specs = Specs(source, patience=patience, kept_max=settings.reward_specs_max)
     functions = InPlaceFunctions(world)
     rewarder = Rewarder(bus, specs, functions, _no_blobs, settings, world.now)
-
-    async def handle(message: Message) -> None:
-        specs.position = message.sequence
-        await rewarder.on_session_stepped(message)
-
     subject = subjects.every(SessionStepped.event_name())
-    await pump(bus, REWARD, subject, handle, settings.reward_ack_wait_s)
+    await pump(bus, REWARD, subject, rewarder.on_session_stepped, settings.reward_ack_wait_s)
 
 
 def _no_blobs(key: str) -> bytes:
@@ -197,9 +192,9 @@ async def tool(world: World, process: Process) -> None:
         return (await bus.stream_state()).last_sequence
 
     tools = Tools(
-        tool_specs(reader, None, settings.tool_log_wait_s),
+        spec_source(reader, None, "tool", settings.tool_log_wait_s),
         {},
-        absent_s_max=settings.tool_absent_s_max,
+        patience=Patience(settings.tool_absent_s_max, world.loop.time),
         kept_max=settings.tool_specs_max,
     )
     past = memory_of(reader, last_sequence, settings.tool_log_wait_s)

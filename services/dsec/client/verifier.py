@@ -24,6 +24,7 @@ from dsec.platform.log import LogReader
 from dsec.platform.objects import ObjectStore
 from dsec.platform.parent import die_with_parent
 from dsec.platform.settings import configure_logging
+from dsec.platform.specs import blob_content
 from dsec.replay.verify import Verdict, request_of, verify
 from dsec.reward.score import RewardError, Score, Scorer, load_scorer
 from dsec.session.log_row import LogRow
@@ -82,7 +83,9 @@ class Verifier:
         spec = await self._log.spec(spec_hash)
         if spec is None:
             return b""  # what loads it says that it is no spec
-        return spec.content or self._blob(spec.blob or "")
+        return spec.content or blob_content(
+            self._objects, spec.blob or "", f"{spec.kind} spec {spec_hash}"
+        )
 
     async def _policy(self, policy: str | None) -> Any:
         if policy is None:
@@ -92,16 +95,9 @@ class Verifier:
             row = await self._log.row(SYSTEM_SESSION, keys.policy(name, version))
             if row is None:
                 raise LookupError(f"the log has no policy {policy}")
-            self._weights[policy] = self._blob(decode(row.fact)["blob"])
+            blob = decode(row.fact)["blob"]
+            self._weights[policy] = blob_content(self._objects, blob, f"policy {policy}")
         return decode(self._weights[policy])
-
-    def _blob(self, key: str) -> bytes:
-        if self._objects is None:
-            raise LookupError(
-                f"blob {key[:12]} is needed and no object store is configured: set "
-                "DSEC_OBJECT_STORE_URL"
-            )
-        return self._objects.get(key)
 
 
 class _Guarded(Scorer):

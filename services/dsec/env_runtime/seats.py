@@ -8,9 +8,10 @@ re-executes and compares, and then goes on live.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any, NamedTuple
@@ -20,7 +21,8 @@ from dsec.env_runtime.packing import Sender
 from dsec.env_runtime.running import RunningSlot
 from dsec.platform.interposition import interposition_for
 from dsec.platform.log import LogBehind, LogReader
-from dsec.platform.objects import BlobNotFound, ObjectStore, ObjectStoreError
+from dsec.platform.objects import ObjectStore, ObjectStoreError
+from dsec.platform.specs import Absent, blob_content, spec_content
 from dsec.platform.virtual import undeclared_uses
 from dsec.session.anchor_record import Compared, Frozen
 from dsec.session.anchor_restore import NotRestorable, restored
@@ -171,26 +173,16 @@ class Library:
         self._is_env_reward: OrderedDict[str, bool] = OrderedDict()
 
     async def _content(self, spec_hash: str, kind: str, tail: Tail) -> bytes:
-        spec = await self._log.spec(spec_hash)
-        if spec is None:
-            # The scheduler saw it before it placed the session; the recorder may be behind.
-            await self._wait(tail)
-            spec = await self._log.spec(spec_hash)
-        if spec is None:
-            raise StartFailed("spec_not_found", f"{kind} spec {spec_hash} is not in the log")
-        if spec.blob and not spec.content:
-            if self._objects is None:
-                raise StartFailed("spec_not_found", f"spec {spec_hash} lies in an object store")
-            return await self._blob(self._objects, spec.blob, "spec_not_found")
-        return bytes(spec.content)
-
-    async def _blob(self, objects: ObjectStore, key: str, code: str) -> bytes:
-        try:
-            return await asyncio.to_thread(objects.get, key)
-        except BlobNotFound as error:
-            raise StartFailed(code, str(error)) from error
-        except ObjectStoreError as error:
-            raise NotNow(str(error)) from error
+        with _starting("spec_not_found"):
+            return await spec_content(
+                self._log,
+                self._objects,
+                kind,
+                spec_hash,
+                tail.sequence,
+                SPEC_WAIT_S,
+                epoch=tail.epoch,
+            )
 
     async def program(self, request: RequestFact, index: int, tail: Tail) -> Loaded:
         """The program of a request. Its import is user code, run in the session's name.
@@ -238,23 +230,29 @@ class Library:
         if version not in self._policies:
             key = keys.policy(*version.split("@", 1))
             row = await self._log.row(SYSTEM_SESSION, key)
-            if row is None:
-                await self._wait(tail)
-                row = await self._log.row(SYSTEM_SESSION, key)
-            if row is None or self._objects is None:
-                raise StartFailed("policy_not_found", f"policy {version} cannot be had")
-            key = decode(row.fact)["blob"]
-            blob = await self._blob(self._objects, key, "policy_not_found")
-            self._policies[version] = blob
+            with _starting("policy_not_found"):
+                if row is None:
+                    await self._log.wait_floor(tail.sequence, SPEC_WAIT_S, epoch=tail.epoch)
+                    row = await self._log.row(SYSTEM_SESSION, key)
+                if row is None:
+                    raise StartFailed("policy_not_found", f"policy {version} is not in the log")
+                blob, what = decode(row.fact)["blob"], f"policy {version}"
+                content = await asyncio.to_thread(blob_content, self._objects, blob, what)
+            self._policies[version] = content
             while len(self._policies) > POLICIES_MAX:
                 self._policies.popitem(last=False)
         return decode(self._policies[version])
 
-    async def _wait(self, tail: Tail) -> None:
-        try:
-            await self._log.wait_floor(tail.sequence, SPEC_WAIT_S, epoch=tail.epoch)
-        except LogBehind as error:
-            raise NotNow(str(error)) from error
+
+@contextlib.contextmanager
+def _starting(absent_code: str) -> Iterator[None]:
+    """What is absent ends the session with this code; while something is away it is handed back."""
+    try:
+        yield
+    except Absent as absent:
+        raise StartFailed(absent_code, str(absent)) from absent
+    except (LogBehind, ObjectStoreError) as error:
+        raise NotNow(str(error)) from error
 
 
 class Opener:

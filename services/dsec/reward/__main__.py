@@ -8,13 +8,14 @@ import sys
 import uvloop
 
 from dsec.platform.app import ServiceApp, stop_on_signals
-from dsec.platform.bus import Bus, BusError, Message
+from dsec.platform.bus import Bus, BusError
 from dsec.platform.clock import utc_now
 from dsec.platform.log import LogReader
 from dsec.platform.objects import ObjectStore
 from dsec.platform.settings import configure_logging
+from dsec.platform.specs import Patience, SpecSource, spec_source
 from dsec.platform.telemetry import connect
-from dsec.reward.effects import Patience, Specs, SpecSource, blob_source, spec_source
+from dsec.reward.effects import Specs, blob_source
 from dsec.reward.handlers import CONSUMER, Rewarder
 from dsec.reward.isolation import Isolation
 from dsec.reward.settings import RewardSettings
@@ -32,7 +33,7 @@ async def serve(settings: RewardSettings) -> int:
     url = settings.object_store_url
     objects = ObjectStore(url) if url else None
     try:
-        source = spec_source(log_reader, objects, settings.reward_spec_wait_s)
+        source = spec_source(log_reader, objects, "reward", settings.reward_spec_wait_s)
         return await score_until_stopped(settings, source, objects)
     finally:
         await log_reader.close()
@@ -55,10 +56,6 @@ async def score_until_stopped(
         blobs = blob_source(objects, patience)
         rewarder = Rewarder(bus, specs, functions, blobs, settings, utc_now, telemetry)
 
-        async def on_session_stepped(message: Message) -> None:
-            specs.position = message.sequence
-            await rewarder.on_session_stepped(message)
-
         app = ServiceApp(
             bus,
             settings.nats_url,
@@ -66,7 +63,8 @@ async def score_until_stopped(
             stop_s_max=settings.reward_stop_s_max,
             ack_wait_s=settings.reward_ack_wait_s,
         )
-        await app.handle(CONSUMER, subjects.every(SessionStepped.event_name()), on_session_stepped)
+        stepped = subjects.every(SessionStepped.event_name())
+        await app.handle(CONSUMER, stepped, rewarder.on_session_stepped)
         await app.run(stop)
     except BusError as error:
         log.error("starting anew: %s", error)

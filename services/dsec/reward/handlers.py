@@ -95,7 +95,7 @@ class Rewarder:
     async def _handle(self, message: Message) -> None:
         began = self._now()
         envelope, batch = _read(message)
-        outcomes = await self._outcomes(batch)
+        outcomes = await self._outcomes(batch, message.sequence)
         scored_at = self._now()
         lane = batch.event.circumstance.lane
         # Those first: should we die between the two, the repeated message has the same rows.
@@ -151,9 +151,9 @@ class Rewarder:
             )
         )
 
-    async def _outcomes(self, batch: Batch) -> list[Outcome]:
+    async def _outcomes(self, batch: Batch, position: int) -> list[Outcome]:
         specs = {
-            spec_hash: await self._specs.get(spec_hash)
+            spec_hash: await self._specs.get(spec_hash, position)
             for spec_hash in dict.fromkeys(batch.specs)
             if spec_hash
         }

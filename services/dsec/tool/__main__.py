@@ -15,7 +15,8 @@ from dsec.platform.clock import utc_now
 from dsec.platform.log import LogReader
 from dsec.platform.objects import ObjectStore
 from dsec.platform.settings import configure_logging
-from dsec.tool.effects import Tools, memory_of, spec_source
+from dsec.platform.specs import Patience, spec_source
+from dsec.tool.effects import Tools, memory_of
 from dsec.tool.handlers import CONSUMER, Caller
 from dsec.tool.processes import Processes
 from dsec.tool.settings import ToolSettings
@@ -69,9 +70,9 @@ def _caller(
         return (await bus.stream_state()).last_sequence
 
     tools = Tools(
-        spec_source(reader, objects, settings.tool_log_wait_s),
+        spec_source(reader, objects, "tool", settings.tool_log_wait_s),
         os.environ,
-        absent_s_max=settings.tool_absent_s_max,
+        patience=Patience(settings.tool_absent_s_max),
         kept_max=settings.tool_specs_max,
     )
     past = memory_of(reader, last_sequence, settings.tool_log_wait_s)

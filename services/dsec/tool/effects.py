@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +9,7 @@ from datetime import datetime
 from uuid import UUID
 
 from dsec.platform.log import LogReader
-from dsec.platform.objects import BlobNotFound, ObjectStore
+from dsec.platform.specs import Gone, Patience, SpecSource
 from dsec.session.documents import SpecError, ToolDocument, unseal
 from dsec.session.log_row import LogRow
 from dsec.tool.frames import Failure
@@ -19,16 +17,6 @@ from dsec.tool.processes import Program
 from dsec_contracts import keys
 
 SECRET_PREFIX = "DSEC_SECRET_"
-NAMES_MAX = 4096
-"""What has been looked for in vain is remembered for so many names."""
-
-SpecSource = Callable[[str, int], Awaitable[bytes]]
-"""From a spec's hash, and the position of a call that names it, to its content. Raises `Absent`
-where the log has got to that position and does not have it."""
-
-
-class Absent(Exception):
-    """A spec is not where it has to be, and nothing that could be waited for is away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +35,14 @@ class Tools:
         source: SpecSource,
         environment: Mapping[str, str],
         *,
-        absent_s_max: float,
+        patience: Patience,
         kept_max: int,
     ) -> None:
         self._source = source
         self._environment = environment
-        self._absent_s_max = absent_s_max
+        self._patience = patience
         self._kept_max = kept_max
         self._kept: OrderedDict[str, Tool] = OrderedDict()
-        self._absent_since: OrderedDict[str, float] = OrderedDict()
 
     async def get(self, spec_hash: str, position: int) -> Tool | Failure:
         """A tool; a failure is that of every call of it.
@@ -67,12 +54,10 @@ class Tools:
         tool = self._kept.get(spec_hash)
         if tool is None:
             try:
-                content = await self._source(spec_hash, position)
-            except Absent as absent:
-                if not self._is_over(spec_hash):
-                    raise
-                return Failure("spec_not_found", str(absent))
-            self._absent_since.pop(spec_hash, None)
+                with self._patience.looking_for(spec_hash):
+                    content = await self._source(spec_hash, position)
+            except Gone as gone:
+                return Failure("spec_not_found", str(gone))
             found = _tool(spec_hash, content, self._environment)
             if isinstance(found, Failure):
                 return found
@@ -81,13 +66,6 @@ class Tools:
         while len(self._kept) > self._kept_max:
             self._kept.popitem(last=False)
         return tool
-
-    def _is_over(self, spec_hash: str) -> bool:
-        now = time.monotonic()
-        since = self._absent_since.setdefault(spec_hash, now)
-        while len(self._absent_since) > NAMES_MAX:
-            self._absent_since.popitem(last=False)
-        return now - since >= self._absent_s_max
 
 
 def _tool(spec_hash: str, content: bytes, environment: Mapping[str, str]) -> Tool | Failure:
@@ -106,34 +84,6 @@ def _tool(spec_hash: str, content: bytes, environment: Mapping[str, str]) -> Too
             )
         secrets[name] = value
     return Tool(document, Program(spec_hash, content, secrets))
-
-
-def spec_source(log: LogReader, objects: ObjectStore | None, behind_wait_s: float) -> SpecSource:
-    """Specs from the log; large ones from the object store that the log names."""
-
-    async def content(spec_hash: str, position: int) -> bytes:
-        found = await log.spec(spec_hash)
-        if found is None:
-            # It was published before the call; the recorder may be behind.
-            await log.wait_floor(position, behind_wait_s)
-            found = await log.spec(spec_hash)
-        if found is None:
-            raise Absent(
-                f"tool spec {spec_hash} is not in the log, which has got to position {position}: "
-                "register it, and request the session again"
-            )
-        if found.blob is None:
-            return found.content
-        if objects is None:
-            raise Absent(
-                f"tool spec {spec_hash} lies in an object store: set DSEC_OBJECT_STORE_URL"
-            )
-        try:
-            return await asyncio.to_thread(objects.get, found.blob)
-        except BlobNotFound as error:
-            raise Absent(f"tool spec {spec_hash}: {error}") from error
-
-    return content
 
 
 @dataclass(frozen=True, slots=True)
