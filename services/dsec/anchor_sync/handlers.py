@@ -15,16 +15,14 @@ from datetime import datetime
 from dsec.anchor_sync.effects import Lost, Stored, keep
 from dsec.anchor_sync.settings import AnchorSyncSettings
 from dsec.anchor_sync.traces import settled
-from dsec.platform.bus import BadMessage, Bus, Message, Signals, settle
+from dsec.platform.bus import BadMessage, Bus, Message, Settler
 from dsec.platform.objects import BlobNotFound, ObjectStore
 from dsec.platform.telemetry import OFF, Telemetry
 from dsec_contracts import (
     AnchorCaptured,
     AnchorLost,
     AnchorStored,
-    EnvelopeError,
     Event,
-    UnknownEvent,
     keys,
 )
 from dsec_contracts.anchor import AnchorLostFact, AnchorOutcomeCircumstance, AnchorStoredFact
@@ -33,7 +31,6 @@ log = logging.getLogger(__name__)
 
 CONSUMER = "anchor-sync"
 SOURCE = "dsec/anchor-sync"
-CLOSED_RETRY_S = 1.0
 
 
 class Keeper:
@@ -52,53 +49,35 @@ class Keeper:
         self._store = store
         self._settings = settings
         self._now = now
-        self._places = asyncio.Semaphore(settings.anchors_in_flight_max)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._closed = False
+        self._settler = Settler(
+            bus,
+            CONSUMER,
+            self._work,
+            ack_wait_s=settings.anchor_ack_wait_s,
+            retry_s_min=settings.anchor_retry_s_min,
+            retry_s_max=settings.anchor_retry_s_max,
+            in_flight_max=settings.anchors_in_flight_max,
+        )
         self.stored = 0
         self.lost = 0
 
     async def on_anchor_captured(self, message: Message) -> None:
         """Begin to work on an anchor; never raises. Waits only while there are too many."""
-        if self._closed:
-            await settle(message.nak(CLOSED_RETRY_S))
-            return
-        signals = Signals(message, self._settings.anchor_ack_wait_s / 2)
-        await self._places.acquire()
-        task = asyncio.create_task(self._work(message, signals))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        await self._settler.begin(message)
 
     async def close(self, wait_s: float) -> None:
         """Take no more anchors, and give those at hand their time."""
-        self._closed = True
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=wait_s)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._settler.close(wait_s)
 
-    async def _work(self, message: Message, signals: Signals) -> None:
-        try:
-            event = message.event()
-            if not isinstance(event, AnchorCaptured):
-                raise BadMessage(f"{type(event).__name__} on {message.subject}")
-            begun_s = asyncio.get_running_loop().time()
-            outcome = await self._outcome(message, event)
-            seconds = asyncio.get_running_loop().time() - begun_s
-            await self._publish(event, outcome, seconds, message)
-            settled(self._telemetry, event, outcome, message.time, self._now())
-        except (BadMessage, EnvelopeError) as error:
-            await self._put_aside(message, error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the message comes again
-            delay_s = self._retry_s(message, error)
-            log.warning("anchor at %d again in %.1f s: %s", message.sequence, delay_s, error)
-            await settle(message.nak(delay_s))
-        else:
-            await settle(message.ack())
-        finally:
-            signals.cancel()
-            self._places.release()
+    async def _work(self, message: Message) -> None:
+        event = message.event()
+        if not isinstance(event, AnchorCaptured):
+            raise BadMessage(f"{type(event).__name__} on {message.subject}")
+        begun_s = asyncio.get_running_loop().time()
+        outcome = await self._outcome(message, event)
+        seconds = asyncio.get_running_loop().time() - begun_s
+        await self._publish(event, outcome, seconds, message)
+        settled(self._telemetry, event, outcome, message.time, self._now())
 
     async def _outcome(self, message: Message, event: AnchorCaptured) -> Stored | Lost:
         try:
@@ -108,13 +87,6 @@ class Keeper:
             if age_s < self._settings.anchor_absent_s_max:
                 raise
             return Lost("blob_missing", str(error))
-
-    def _retry_s(self, message: Message, error: BaseException) -> float:
-        most = self._settings.anchor_retry_s_max
-        if isinstance(error, UnknownEvent):  # of a newer version: one of its replicas takes it
-            return most
-        first = self._settings.anchor_retry_s_min
-        return float(min(most, first * 2 ** min(message.delivered - 1, 30)))
 
     async def _publish(
         self, captured: AnchorCaptured, outcome: Stored | Lost, seconds: float, message: Message
@@ -157,13 +129,3 @@ class Keeper:
             cause=keys.of(session_id, keys.anchor(position)),
             traceparent=message.envelope().traceparent,
         )
-
-    async def _put_aside(self, message: Message, error: BaseException) -> None:
-        log.error("anchor at %d is put aside: %s", message.sequence, error)
-        try:
-            await self._bus.dead_letter(message, CONSUMER, str(error))
-        except Exception as refused:  # noqa: BLE001 - not put aside: it must come again
-            log.warning("and could not be put aside: %r", refused)
-            await settle(message.nak(self._retry_s(message, error)))
-        else:
-            await settle(message.ack())

@@ -16,9 +16,7 @@ from datetime import datetime
 from functools import partial
 from typing import Protocol
 
-from pydantic import ValidationError
-
-from dsec.platform.bus import BadMessage, Bus, Message, Signals, settle
+from dsec.platform.bus import BadMessage, Bus, Message, Settler
 from dsec.platform.clock import nanoseconds
 from dsec.platform.telemetry import OFF, Span, Telemetry, metrics, parse_traceparent
 from dsec.platform.telemetry.ids import child
@@ -27,7 +25,7 @@ from dsec.reward.batch import Batch
 from dsec.reward.effects import Spec, Specs, resolved
 from dsec.reward.frames import Failure, Outcome, Task
 from dsec.reward.settings import RewardSettings
-from dsec_contracts import Envelope, EnvelopeError, SessionStepped, UnknownEvent, keys, subjects
+from dsec_contracts import Envelope, SessionStepped, keys, subjects
 
 log = logging.getLogger(__name__)
 
@@ -68,29 +66,21 @@ class Rewarder:
             metrics.TICKS_REWARDED,
             metrics.REWARDS,
             metrics.REWARDS_MISSING,
-            metrics.DEAD_LETTERS,
         ):
             telemetry.counter(metric, partial(self._counts.__getitem__, metric))
+        self._settler = Settler(
+            bus,
+            CONSUMER,
+            self._handle,
+            ack_wait_s=settings.reward_ack_wait_s,
+            retry_s_min=settings.reward_retry_s_min,
+            retry_s_max=settings.reward_retry_s_max,
+        )
+        telemetry.counter(metrics.DEAD_LETTERS, lambda: self._settler.dead_letters)
 
     async def on_session_stepped(self, message: Message) -> None:
         """Score one tick and acknowledge it; never raises."""
-        signals = Signals(message, self._settings.reward_ack_wait_s / 2)
-        try:
-            await self._handle(message)
-        except UnknownEvent as error:
-            # Written by a newer version: one of its replicas takes it, or we after the upgrade.
-            log.warning("message %d waits for an upgrade: %s", message.sequence, error)
-            await settle(message.nak(self._settings.reward_retry_s_max))
-        except (BadMessage, EnvelopeError, ValidationError) as error:
-            await self._put_aside(message, error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the message comes again
-            delay_s = self._retry_s(message)
-            log.warning("message %d again in %.1f s: %r", message.sequence, delay_s, error)
-            await settle(message.nak(delay_s))
-        else:
-            await settle(message.ack())
-        finally:
-            signals.cancel()
+        await self._settler.handle(message)
 
     async def _handle(self, message: Message) -> None:
         began = self._now()
@@ -193,23 +183,6 @@ class Rewarder:
             )
             for t in tasks
         ]
-
-    # -- acknowledgements ----------------------------------------------------------------------
-
-    def _retry_s(self, message: Message) -> float:
-        first, most = self._settings.reward_retry_s_min, self._settings.reward_retry_s_max
-        return float(min(most, first * 2 ** min(message.delivered - 1, 30)))
-
-    async def _put_aside(self, message: Message, error: Exception) -> None:
-        log.error("message %d is put aside: %s", message.sequence, error)
-        try:
-            await self._bus.dead_letter(message, CONSUMER, str(error))
-        except Exception as refused:  # noqa: BLE001 - not put aside: it must come again
-            log.warning("and could not be put aside: %r", refused)
-            await settle(message.nak(self._retry_s(message)))
-        else:
-            self._counts[metrics.DEAD_LETTERS] += 1
-            await settle(message.ack())
 
 
 def _read(message: Message) -> tuple[Envelope, Batch]:

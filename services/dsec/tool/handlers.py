@@ -23,16 +23,14 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from pydantic import ValidationError
-
 from dsec.platform.bus import (
     BadMessage,
     Bus,
+    Later,
     Message,
     PublishRefused,
-    Signals,
+    Settler,
     TooLarge,
-    settle,
 )
 from dsec.session.documents import ToolDocument
 from dsec.session.log_row import TOOL_RETURNED, LogRow, fact_bytes, fact_map
@@ -41,13 +39,11 @@ from dsec.tool.frames import Failure, Order, Outcome
 from dsec.tool.processes import Processes
 from dsec.tool.settings import ToolSettings
 from dsec_contracts import (
-    EnvelopeError,
     Event,
     ToolBegun,
     ToolCalled,
     ToolFailed,
     ToolReturned,
-    UnknownEvent,
     keys,
     subjects,
 )
@@ -63,15 +59,6 @@ log = logging.getLogger(__name__)
 
 CONSUMER = "tool"
 SOURCE = "dsec/tool"
-CLOSED_RETRY_S = 1.0
-
-
-class Later(Exception):
-    """A call that cannot be settled now. `delay_s` is when to look again."""
-
-    def __init__(self, delay_s: float, why: str) -> None:
-        super().__init__(why)
-        self.delay_s = delay_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,72 +120,33 @@ class Caller:
         self._processes = processes
         self._settings = settings
         self._now = now
-        self._turns = asyncio.Semaphore(settings.tool_turns_in_flight_max)
+        self._settler = Settler(
+            bus,
+            CONSUMER,
+            self._work,
+            ack_wait_s=settings.tool_ack_wait_s,
+            retry_s_min=settings.tool_retry_s_min,
+            retry_s_max=settings.tool_retry_s_max,
+            in_flight_max=settings.tool_turns_in_flight_max,
+        )
         self._calls = asyncio.Semaphore(settings.tool_calls_in_flight_max)
-        self._tasks: set[asyncio.Task[None]] = set()
         self._at_work: set[str] = set()
-        self._closed = False
-
-    # -- messages ------------------------------------------------------------------------------
 
     async def on_tool_called(self, message: Message) -> None:
         """Begin to work on a turn; never raises. Waits only while there are too many."""
-        if self._closed:
-            await settle(message.nak(CLOSED_RETRY_S))
-            return
-        signals = Signals(message, self._settings.tool_ack_wait_s / 2)
-        await self._turns.acquire()
-        task = asyncio.create_task(self._work(message, signals))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        await self._settler.begin(message)
 
     async def close(self, wait_s: float) -> None:
         """Take no more turns, and give those at hand their time."""
-        self._closed = True
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=wait_s)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._settler.close(wait_s)
 
-    async def _work(self, message: Message, signals: Signals) -> None:
-        try:
-            turn = _read(message)
-            # Not a task group: the trouble of one call must not stop another in its midst.
-            found = await asyncio.gather(*map(self._answer, turn), return_exceptions=True)
-            errors = [error for error in found if isinstance(error, Exception)]
-            if errors:
-                raise errors[0]
-        except (BadMessage, EnvelopeError, ValidationError) as error:
-            await self._put_aside(message, error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the message comes again
-            delay_s = self._retry_s(message, error)
-            log.warning("turn %d again in %.1f s: %r", message.sequence, delay_s, error)
-            await settle(message.nak(delay_s))
-        else:
-            await settle(message.ack())
-        finally:
-            signals.cancel()
-            self._turns.release()
-
-    def _retry_s(self, message: Message, error: BaseException) -> float:
-        most = self._settings.tool_retry_s_max
-        if isinstance(error, UnknownEvent):  # of a newer version: one of its replicas takes it
-            return most
-        if isinstance(error, Later):
-            return error.delay_s
-        first = self._settings.tool_retry_s_min
-        return float(min(most, first * 2 ** min(message.delivered - 1, 30)))
-
-    async def _put_aside(self, message: Message, error: BaseException) -> None:
-        log.error("turn %d is put aside: %s", message.sequence, error)
-        try:
-            await self._bus.dead_letter(message, CONSUMER, str(error))
-        except Exception as refused:  # noqa: BLE001 - not put aside: it must come again
-            log.warning("and could not be put aside: %r", refused)
-            await settle(message.nak(self._retry_s(message, error)))
-        else:
-            await settle(message.ack())
+    async def _work(self, message: Message) -> None:
+        # Not a task group: the trouble of one call must not stop another in its midst.
+        answers = map(self._answer, _read(message))
+        found = await asyncio.gather(*answers, return_exceptions=True)
+        errors = [error for error in found if isinstance(error, Exception)]
+        if errors:
+            raise errors[0]
 
     # -- calls ---------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from dsec.platform.bus.errors import (
 )
 from dsec.platform.bus.lease import Lease
 from dsec.platform.bus.message import Message
+from dsec.platform.bus.settler import Later, Settler
 from dsec.platform.bus.settling import Signals, settle
 from dsec.platform.bus.stream import StreamOptions, StreamState
 
@@ -30,10 +31,12 @@ __all__ = [
     "BusUnavailable",
     "Consumer",
     "ConsumerState",
+    "Later",
     "Lease",
     "Message",
     "NotPermitted",
     "PublishRefused",
+    "Settler",
     "Signals",
     "StreamOptions",
     "StreamState",
