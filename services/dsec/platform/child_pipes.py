@@ -1,7 +1,11 @@
-"""The inner end of a disposable process that runs user code: its two pipes, and its bounds."""
+"""The two pipes of a disposable process that runs user code, and its bounds.
+
+What goes through them is a frame: a body with its length before it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import struct
 from typing import BinaryIO
@@ -11,6 +15,30 @@ from dsec.platform.user_limits import UserLimits
 
 LENGTH = struct.Struct("<I")
 """Stands before each body."""
+
+
+def frame(body: bytes, bytes_max: int) -> bytes:
+    """`body` with its length before it.
+
+    Raises:
+        ValueError: it has more than `bytes_max`.
+    """
+    if len(body) > bytes_max:
+        raise ValueError(f"a frame of {len(body)} bytes; the limit is {bytes_max}")
+    return LENGTH.pack(len(body)) + body
+
+
+async def received_body(replies: asyncio.StreamReader, bytes_max: int) -> bytes:
+    """The next body that the process sent. User code may have written it.
+
+    Raises:
+        ValueError: it says that it has more than `bytes_max`.
+        asyncio.IncompleteReadError: the process ended before it was whole.
+    """
+    size = LENGTH.unpack(await replies.readexactly(LENGTH.size))[0]
+    if size > bytes_max:
+        raise ValueError(f"a frame of {size} bytes; the limit is {bytes_max}")
+    return await replies.readexactly(size)
 
 
 def own_pipes() -> tuple[BinaryIO, BinaryIO]:

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dsec.platform.child_pipes import LENGTH
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.columns import VarColumn
 
@@ -37,13 +36,6 @@ class Failure:
 
 Outcome = bytes | Failure
 """A row's encoded value and components, or why it has none."""
-
-
-def frame(body: bytes) -> bytes:
-    """`body` with its length before it."""
-    if len(body) > FRAME_BYTES_MAX:
-        raise ValueError(f"a frame of {len(body)} bytes; the limit is {FRAME_BYTES_MAX}")
-    return LENGTH.pack(len(body)) + body
 
 
 def request(tasks: Sequence[Task], send: Mapping[str, bytes], drop: Sequence[str]) -> bytes:

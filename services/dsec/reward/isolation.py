@@ -26,7 +26,7 @@ import tempfile
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 
-from dsec.platform.child_pipes import LENGTH
+from dsec.platform.child_pipes import frame, received_body
 from dsec.platform.user_environment import without_secrets
 from dsec.platform.user_limits import UserLimits, kill_group, watch_processes
 from dsec.reward.effects import Lost
@@ -36,7 +36,6 @@ from dsec.reward.frames import (
     Failure,
     Outcome,
     Task,
-    frame,
     read_reply,
     request,
 )
@@ -134,7 +133,7 @@ class _Process:
         watches = [asyncio.create_task(watch) for watch in (self._watch(deadline_s), count)]
         try:
             assert self._process.stdin is not None
-            self._process.stdin.write(frame(request(tasks, send, drop)))
+            self._process.stdin.write(frame(request(tasks, send, drop), FRAME_BYTES_MAX))
             await self._process.stdin.drain()
             return read_reply(await self._read(), len(tasks))
         except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
@@ -162,10 +161,7 @@ class _Process:
 
     async def _read(self) -> bytes:
         assert self._process.stdout is not None
-        size = LENGTH.unpack(await self._process.stdout.readexactly(LENGTH.size))[0]
-        if size > FRAME_BYTES_MAX:
-            raise ValueError(f"a frame of {size} bytes")
-        return await self._process.stdout.readexactly(size)
+        return await received_body(self._process.stdout, FRAME_BYTES_MAX)
 
     async def _watch(self, deadline_s: float) -> None:
         """Kill the process once it has been at one row for the deadline."""

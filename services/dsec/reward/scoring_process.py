@@ -17,10 +17,10 @@ import struct
 from typing import BinaryIO
 
 from dsec.platform import virtual
-from dsec.platform.child_pipes import bind, own_pipes, read_body, write_frame
+from dsec.platform.child_pipes import bind, frame, own_pipes, read_body, write_frame
 from dsec.platform.interposition import interposition_of
 from dsec.platform.user_limits import UserLimits
-from dsec.reward.frames import READY, Failure, Outcome, Task, frame, read_request, reply
+from dsec.reward.frames import FRAME_BYTES_MAX, READY, Failure, Outcome, Task, read_request, reply
 from dsec.reward.score import RewardError, Scorer, load_scorer
 
 PROGRESS = struct.Struct("<q")
@@ -69,7 +69,7 @@ class Scorers:
 def serve(requests: BinaryIO, replies: BinaryIO, progress: mmap.mmap) -> None:
     """Score what comes until the other side closes the pipe."""
     scorers = Scorers()
-    write_frame(replies, frame(READY))
+    write_frame(replies, frame(READY, FRAME_BYTES_MAX))
     while (body := read_body(requests)) is not None:
         drop, specs, tasks = read_request(body)
         for spec in drop:
@@ -80,7 +80,7 @@ def serve(requests: BinaryIO, replies: BinaryIO, progress: mmap.mmap) -> None:
             PROGRESS.pack_into(progress, 0, n)
             outcomes.append(scorers.score(task))
         PROGRESS.pack_into(progress, 0, NO_ROW)
-        write_frame(replies, frame(reply(outcomes)))
+        write_frame(replies, frame(reply(outcomes), FRAME_BYTES_MAX))
 
 
 def main() -> None:

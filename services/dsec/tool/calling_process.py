@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import BinaryIO
 
-from dsec.platform.child_pipes import bind, own_pipes, read_body, write_frame
+from dsec.platform.child_pipes import bind, frame, own_pipes, read_body, write_frame
 from dsec.platform.user_limits import UserLimits
 from dsec.tool.call import Tool, load
-from dsec.tool.frames import READY, Failure, Order, Outcome, frame, reply
+from dsec.tool.frames import FRAME_BYTES_MAX, READY, Failure, Order, Outcome, reply
 from dsec_contracts.canonical import decode
 
 HIDDEN = "***"
@@ -31,7 +31,7 @@ def serve(orders: BinaryIO, replies: BinaryIO) -> None:
     if first is None:
         return
     spec_hash, content, secrets = decode(first)
-    write_frame(replies, frame(READY))
+    write_frame(replies, frame(READY, FRAME_BYTES_MAX))
     tool: Tool | Outcome | None = None
     while (body := read_body(orders)) is not None:
         if tool is None:  # now, so that an import that hangs is under a call's deadline
@@ -39,7 +39,7 @@ def serve(orders: BinaryIO, replies: BinaryIO) -> None:
             tool = load(spec_hash, content, secrets)
         order = Order(*decode(body))
         outcome = tool.call(order) if isinstance(tool, Tool) else tool
-        write_frame(replies, frame(reply(_hidden(outcome, secrets))))
+        write_frame(replies, frame(reply(_hidden(outcome, secrets)), FRAME_BYTES_MAX))
 
 
 def _hidden(outcome: Outcome, secrets: Mapping[str, str]) -> Outcome:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dsec.platform.child_pipes import LENGTH
 from dsec_contracts.canonical import decode, encode
 
 FRAME_BYTES_MAX = 64 << 20
@@ -42,13 +41,6 @@ class Refused(Exception):
 
 Outcome = bytes | Failure
 """The canonical result of a call, or why it has none."""
-
-
-def frame(body: bytes) -> bytes:
-    """`body` with its length before it."""
-    if len(body) > FRAME_BYTES_MAX:
-        raise ValueError(f"a frame of {len(body)} bytes; the limit is {FRAME_BYTES_MAX}")
-    return LENGTH.pack(len(body)) + body
 
 
 def reply(outcome: Outcome) -> bytes:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dsec.platform.child_pipes import LENGTH
+from dsec.platform.child_pipes import frame, received_body
 from dsec.platform.user_environment import without_secrets
 from dsec.platform.user_limits import UserLimits, kill_group, watch_processes
 from dsec.tool.frames import (
@@ -24,7 +24,6 @@ from dsec.tool.frames import (
     Failure,
     Order,
     Outcome,
-    frame,
     read_reply,
 )
 from dsec_contracts.canonical import encode
@@ -100,12 +99,9 @@ class CallingProcess:
     async def _ask(self, body: bytes) -> bytes:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(frame(body))
+        self._process.stdin.write(frame(body, FRAME_BYTES_MAX))
         await self._process.stdin.drain()
-        size = LENGTH.unpack(await self._process.stdout.readexactly(LENGTH.size))[0]
-        if size > FRAME_BYTES_MAX:
-            raise ValueError(f"a frame of {size} bytes")
-        return await self._process.stdout.readexactly(size)
+        return await received_body(self._process.stdout, FRAME_BYTES_MAX)
 
     async def watch(self, processes_max: int) -> None:
         """Until cancelled, end it when it has started too many others."""
