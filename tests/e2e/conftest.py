@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -31,6 +32,8 @@ class RunningStack:
     nats_url: str
     database_url: str
     object_store_url: str
+    printed: str = ""
+    """By `dsec up`."""
 
     def nats_url_of(self, user: str) -> str:
         """The URL of a user of the embedded NATS server; `dsec` may do everything."""
@@ -81,28 +84,45 @@ class RunningStack:
         return result
 
 
+@contextlib.contextmanager
+def running_stack(state_dir: Path, *options: str, **environment: str) -> Iterator[RunningStack]:
+    """A stack from `dsec up` to `dsec down`.
+
+    Args:
+        options: of `dsec up`.
+        environment: that it is started in, beside ours.
+    """
+    where = ("--state-dir", str(state_dir))
+    up = subprocess.run(
+        [*DSEC, "up", "--detach", *where, *options],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert up.returncode == 0, up.stderr
+    try:
+        found = stack_status(state_dir).endpoints
+        assert found is not None
+        urls = found.nats_url, found.database_url, found.object_store_url
+        yield RunningStack(state_dir, *urls, up.stdout + up.stderr)
+    finally:
+        subprocess.run([*DSEC, "down", *where], timeout=60, check=True)
+
+
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
     """The embedded stack, shared by the end-to-end tests."""
     state_dir = tmp_path_factory.mktemp("stack")
     environment = {
-        **os.environ,
         "DSEC_WORKER_MEMORY_BYTES_MAX": str(1 << 30),
         "DSEC_USER_OPEN_FILES_MAX": "512",
         "DSEC_USER_FILE_BYTES_MAX": str(64 << 20),
         "DSEC_USER_PROCESSES_MAX": "32",
     }
-    command = [*DSEC, "up", "--detach", "--state-dir", str(state_dir)]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    endpoints = stack_status(state_dir).endpoints
-    assert endpoints is not None
-    yield RunningStack(
-        state_dir, endpoints.nats_url, endpoints.database_url, endpoints.object_store_url
-    )
-    subprocess.run([*DSEC, "down", "--state-dir", str(state_dir)], timeout=60, check=True)
+    with running_stack(state_dir, **environment) as running:
+        yield running
     told = (state_dir / "logs" / "nats-server.log").read_text()
     refused = [line for line in told.splitlines() if " Violation " in line]
     assert not refused, "whatever happened, nobody needed what its user may not do"

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 from tests import seaweedfs
-from tests.e2e.conftest import DSEC, RunningStack
+from tests.e2e.conftest import DSEC, RunningStack, running_stack
 
 from dsec.platform.objects import ObjectStore
-from dsec.platform.stack import stack_status
 
 pytestmark = [pytest.mark.stack, pytest.mark.s3, pytest.mark.long]
 
@@ -45,20 +44,12 @@ async def test_a_stack_keeps_its_anchors_in_a_bucket(
 ) -> None:
     url = replace(s3_server, prefix=tmp_path.name).url
     state_dir = tmp_path / "state"
-    up = [*DSEC, "up", "--detach", "--state-dir", str(state_dir), "--object-store-url", url]
-    await asyncio.to_thread(subprocess.run, up, timeout=120, check=True, capture_output=True)
-    try:
-        endpoints = stack_status(state_dir).endpoints
-        assert endpoints is not None
-        assert endpoints.object_store_url == url
-        stack = RunningStack(state_dir, endpoints.nats_url, endpoints.database_url, url)
+    with running_stack(state_dir, "--object-store-url", url) as stack:
+        assert stack.object_store_url == url
         await _killed_sessions_come_back(stack, session_files)
         logs = "".join(path.read_text() for path in state_dir.rglob("*.log"))
         for secret in seaweedfs.CREDENTIALS.values():
             assert secret not in logs
-    finally:
-        down = [*DSEC, "down", "--state-dir", str(state_dir)]
-        await asyncio.to_thread(subprocess.run, down, timeout=60, check=True)
 
 
 async def _killed_sessions_come_back(

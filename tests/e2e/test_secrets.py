@@ -14,7 +14,7 @@ import nats
 import psutil
 import psycopg
 import pytest
-from tests.e2e.conftest import DSEC, RunningStack
+from tests.e2e.conftest import DSEC, RunningStack, running_stack
 
 from dsec.platform.stack import stack_status
 from dsec_contracts import subjects
@@ -81,22 +81,9 @@ TOOL = "name: {0}\nentry: tools.py:{0}\ncode: [tools.py]\nidempotent: true\nsecr
 def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
     """A stack of its own: the markers are in the environment that it is started in."""
     state_dir = tmp_path_factory.mktemp("marked")
-    command = [*DSEC, "up", "--detach", "--json", "--state-dir", str(state_dir)]
-    done = subprocess.run(
-        command,
-        env={**os.environ, **MARKERS},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = stack_status(state_dir).endpoints
-    assert found is not None
-    stack = RunningStack(state_dir, found.nats_url, found.database_url, found.object_store_url)
-    assert not shown(done.stdout + done.stderr, secrets_of(stack))
-    yield stack
-    subprocess.run([*DSEC, "down", "--state-dir", str(state_dir)], timeout=60, check=True)
+    with running_stack(state_dir, "--json", **MARKERS) as running:
+        assert not shown(running.printed, secrets_of(running))
+        yield running
 
 
 def secrets_of(stack: RunningStack) -> list[str]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.e2e.conftest import DSEC, RunningStack
+from tests.e2e.conftest import RunningStack, running_stack
 from tests.otlp import Receiver
 
 from dsec.client.client import Client
-from dsec.platform.stack import stack_status
 from dsec.platform.telemetry.ids import placement_span, session_span
 
 pytestmark = [pytest.mark.stack, pytest.mark.long]
@@ -41,22 +38,12 @@ def traced(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iter
     """A stack of its own, which is told a receiver."""
     state_dir = tmp_path_factory.mktemp("traced")
     environment = {
-        **os.environ,
         "DSEC_OTLP_ENDPOINT": receiver.url,
         "OTEL_EXPORTER_OTLP_HEADERS": "authorization=let-me-in",
         "OTEL_METRIC_EXPORT_INTERVAL": "500",
     }
-    command = [*DSEC, "up", "--detach", "--state-dir", str(state_dir)]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    endpoints = stack_status(state_dir).endpoints
-    assert endpoints is not None
-    yield RunningStack(
-        state_dir, endpoints.nats_url, endpoints.database_url, endpoints.object_store_url
-    )
-    subprocess.run([*DSEC, "down", "--state-dir", str(state_dir)], timeout=60, check=True)
+    with running_stack(state_dir, **environment) as running:
+        yield running
 
 
 SPY = """

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.conftest import DSEC, RunningStack
+from tests.e2e.conftest import RunningStack, running_stack
 
 from dsec.client.client import Client
 from dsec.platform.crash_points import VARIABLE
-from dsec.platform.stack import stack_status
 
 SESSIONS = 4
 STEPS = 8
@@ -123,15 +120,8 @@ def crash_stack(tmp_path: Path) -> Iterator[RunningStack]:
     for path in (places, state_dir):
         path.mkdir(mode=0o700)
     (state_dir / "scheduler.config.yaml").write_text(CONFIG)
-    command = [*DSEC, "up", "--detach", "--state-dir", str(state_dir)]
-    environment = {**os.environ, VARIABLE: str(places)}
-    subprocess.run(command, env=environment, capture_output=True, timeout=120, check=True)
-    endpoints = stack_status(state_dir).endpoints
-    assert endpoints is not None
-    yield RunningStack(
-        state_dir, endpoints.nats_url, endpoints.database_url, endpoints.object_store_url
-    )
-    subprocess.run([*DSEC, "down", "--state-dir", str(state_dir)], timeout=60, check=True)
+    with running_stack(state_dir, **{VARIABLE: str(places)}) as running:
+        yield running
 
 
 @pytest.fixture
