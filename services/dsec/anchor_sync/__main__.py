@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 
@@ -55,7 +54,7 @@ async def serve(settings: AnchorSyncSettings) -> int:
             ack_wait_s=settings.anchor_ack_wait_s,
         )
         await app.handle(CONSUMER, captured, keeper.on_anchor_captured)
-        await _run(app, keeper, stop, settings.anchor_stop_s_max)
+        await app.run_beside(keeper.close, stop)
     except BusError as error:
         log.error("starting anew: %s", error)
         return EXIT_AGAIN
@@ -63,23 +62,6 @@ async def serve(settings: AnchorSyncSettings) -> int:
         await bus.close()
         telemetry.close()
     return 0
-
-
-async def _run(app: ServiceApp, keeper: Keeper, stop: asyncio.Event, stop_s_max: float) -> None:
-    """Run until told to stop. Anchors at hand end first, while there is a connection to say so."""
-    closed = asyncio.Event()
-
-    async def close_first() -> None:
-        await stop.wait()
-        await keeper.close(stop_s_max)
-        closed.set()
-
-    closing = asyncio.create_task(close_first())
-    try:
-        await app.run(closed)
-    finally:
-        closing.cancel()
-        await keeper.close(0)
 
 
 def main() -> int:

@@ -173,6 +173,29 @@ class ServiceApp:
             if not self._closed:
                 await self._stop()
 
+    async def run_beside(
+        self, close: Callable[[float], Awaitable[None]], stop: asyncio.Event
+    ) -> None:
+        """`run` for handlers that only begin with a message: what is at hand when told to stop ends
+        first, while there is a connection to settle it on.
+
+        Args:
+            close: `Settler.close`.
+        """
+        closed = asyncio.Event()
+
+        async def close_first() -> None:
+            await stop.wait()
+            await close(self._stop_s_max)
+            closed.set()
+
+        closing = asyncio.create_task(close_first())
+        try:
+            await self.run(closed)
+        finally:
+            closing.cancel()
+            await close(0)
+
     async def _stop(self) -> None:
         self._stopping = True
         with contextlib.suppress(TimeoutError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sys
@@ -48,7 +47,7 @@ async def serve(settings: ToolSettings) -> int:
             ack_wait_s=settings.tool_ack_wait_s,
         )
         await app.handle(CONSUMER, subjects.every(ToolCalled.event_name()), caller.on_tool_called)
-        await _run(app, caller, stop, settings.tool_stop_s_max)
+        await app.run_beside(caller.close, stop)
     except BusError as error:
         log.error("starting anew: %s", error)
         return EXIT_AGAIN
@@ -77,23 +76,6 @@ def _caller(
     )
     past = memory_of(reader, last_sequence, settings.tool_log_wait_s)
     return Caller(bus, tools, past, processes, settings, utc_now)
-
-
-async def _run(app: ServiceApp, caller: Caller, stop: asyncio.Event, stop_s_max: float) -> None:
-    """Run until told to stop. Calls at hand end first, while there is a connection to answer on."""
-    closed = asyncio.Event()
-
-    async def close_first() -> None:
-        await stop.wait()
-        await caller.close(stop_s_max)
-        closed.set()
-
-    closing = asyncio.create_task(close_first())
-    try:
-        await app.run(closed)
-    finally:
-        closing.cancel()
-        await caller.close(0)
 
 
 def main() -> int:
