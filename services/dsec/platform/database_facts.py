@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import NullPool, create_engine, text
 
-from dsec.platform.db import driver_url
+from dsec.platform.db import TIMESCALEDB_VERSION, driver_url
 
 CONNECT_WAIT_S = 4
 STATEMENT_WAIT_MS = 5000
@@ -43,10 +43,10 @@ class DatabaseFacts:
     after_s: float
 
 
-_ABOUT = """
+_ABOUT = f"""
 select pg_is_in_recovery() as in_recovery,
     coalesce(has_schema_privilege(current_schema(), 'CREATE'), false) as may_create,
-    (select extversion from pg_extension where extname = 'timescaledb') as installed,
+    {TIMESCALEDB_VERSION} as installed,
     (select default_version from pg_available_extensions where name = 'timescaledb') as offered
 """
 

@@ -17,6 +17,9 @@ with it. Well above the longest read, a session of a hundred thousand steps."""
 POOL_CONNECTIONS_MAX = 5
 _SCHEMES = {"postgres", "postgresql"}
 
+TIMESCALEDB_VERSION = "(select extversion from pg_extension where extname = 'timescaledb')"
+"""In SQL: the version of TimescaleDB that a database has; null for none."""
+
 
 class DatabaseError(Exception):
     """The database cannot be used as it is. Says what to do."""

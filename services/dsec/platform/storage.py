@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import psycopg
 
-from dsec.platform.db import DatabaseError, libpq_url
+from dsec.platform.db import TIMESCALEDB_VERSION, DatabaseError, libpq_url
 
 STATUS_TIMEOUT_S = 3
 
-_QUERY = """
+_QUERY = f"""
 select
     (select c.relkind = 'p' from pg_class c where c.oid = to_regclass('event_log')),
-    (select extversion from pg_extension where extname = 'timescaledb'),
+    {TIMESCALEDB_VERSION},
     current_setting('timescaledb.license', true),
     to_regprocedure('event_log_compress(integer, jsonb)') is not null
 """
