@@ -1,6 +1,7 @@
 """Kill everything, again and again, and compare with a run that nobody disturbed.
 
     python loadtests/chaos.py --seconds 300 --seed 7 --json
+    python loadtests/chaos.py --nats-nodes 3 --json
 
 One embedded stack runs the same sessions twice and more: a mix of environments with synchronous
 rewards, blocking idempotent tools and anchors. First in peace; then while processes are killed with
@@ -9,6 +10,9 @@ and the object store is away for 20 s: what, when and how long follows from `--s
 restarts lie above these outages. Every session must end, with the chain hash and the rewards that
 it has in peace; each step and reward must be in the log once; and every session must verify.
 Exits with 1 where one of this does not hold.
+
+With `--nats-nodes` the bus is a cluster whose every node keeps the stream, and what is disturbed is
+that: the node that leads the stream is killed under load, again once it is back.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -30,6 +35,8 @@ import psutil
 from sqlalchemy import text
 
 from dsec.client.verification import verify_sessions
+from dsec.platform.bus import Bus
+from nats_leader import NatsLeader
 from rig import ISOLATED, WORKER, Rig, portions, rig, say, write_session
 
 CONFIG = "worker_deaths_max: 100000\nsession_lifecycle: {max_restarts: 1000}\n"
@@ -40,6 +47,7 @@ PAUSE_S = (1.0, 5.0)
 """Between two disturbances."""
 TWO_AT_ONCE = 0.2
 STOP_SHARE = 0.2
+PEACE_S_MAX = 300.0
 CALM_S_MAX = 180.0
 """How long sessions may take to end once nothing disturbs them any more."""
 POLL_S = 0.5
@@ -165,6 +173,8 @@ class Tally:
     unverified: int = 0
     restarts: int = 0
     killed: Counter[str] = field(default_factory=Counter)
+    elections_s: list[float] = field(default_factory=list)
+    """From the death of the node that led the stream to the first message that another one took."""
 
     @property
     def ok(self) -> bool:
@@ -233,13 +243,20 @@ class Chaos:
             raise SystemExit(f"sessions fail in peace: {bad}")
         return found
 
-    async def round(self, expected: dict[Key, Outcome], until_s: float) -> None:
-        """The same sessions once more, disturbed until they end or the time is over."""
+    async def round(
+        self,
+        expected: dict[Key, Outcome],
+        disturb: Callable[[], Awaitable[None]],
+        enough: Callable[[], bool],
+    ) -> None:
+        """The same sessions once more, disturbed until they end or it is enough."""
         ids = await self.request()
         done = asyncio.create_task(self._ended(ids))
-        while not done.done() and time.monotonic() < until_s:
-            await self.disturb()
+        while not enough():
             await asyncio.wait([done], timeout=self._random.uniform(*PAUSE_S))
+            if done.done():
+                break
+            await disturb()
         try:
             async with asyncio.timeout(CALM_S_MAX):
                 await done
@@ -314,6 +331,12 @@ class Chaos:
             else:
                 self._kill(self._next_target())
 
+    async def kill_leader(self, leader: NatsLeader) -> None:
+        """The node that leads the stream is killed, and another one takes over."""
+        self.tally.elections_s.append(round(await leader.kill(), 1))
+        self.tally.kills += 1
+        self.tally.killed["stream leader"] += 1
+
     def _next_target(self) -> str:
         """Each in turn, in an order of chance: all of them several times."""
         if not self._bag:
@@ -366,13 +389,43 @@ async def run(sessions: int, max_steps: int, seconds: float, seed: int) -> Tally
         paths = write_mix(stack.directory, max_steps)
         chaos = Chaos(stack, paths, list(portions(sessions, len(paths))), seed)
         began = time.monotonic()
-        expected = await chaos.peace(max(seconds, 300))
+        expected = await chaos.peace(max(seconds, PEACE_S_MAX))
         say(f"in peace: {len(expected)} sessions in {time.monotonic() - began:.0f} s")
         until_s = time.monotonic() + seconds
-        while time.monotonic() < until_s:
-            await chaos.round(expected, until_s)
+
+        def over() -> bool:
+            return time.monotonic() >= until_s
+
+        while not over():
+            await chaos.round(expected, chaos.disturb, over)
             say(f"after {chaos.tally.kills} kills: {chaos.tally}")
         return chaos.tally
+
+
+async def run_on_cluster(
+    sessions: int, max_steps: int, seed: int, nats_nodes: int, leader_kills: int
+) -> Tally:
+    """The scenario on a NATS cluster."""
+    async with rig(config=CONFIG, nats_nodes=nats_nodes) as stack:
+        paths = write_mix(stack.directory, max_steps)
+        chaos = Chaos(stack, paths, list(portions(sessions, len(paths))), seed)
+        tally = chaos.tally
+        began = time.monotonic()
+        expected = await chaos.peace(PEACE_S_MAX)
+        say(f"in peace: {len(expected)} sessions in {time.monotonic() - began:.0f} s")
+        bus = await Bus.connect(stack.endpoints.nats_url, "chaos")
+        try:
+            leader = NatsLeader(stack, bus)
+            while tally.kills < leader_kills:
+                await chaos.round(
+                    expected,
+                    lambda: chaos.kill_leader(leader),
+                    lambda: tally.kills >= leader_kills,
+                )
+                say(f"after {tally.kills} kills: {tally}")
+        finally:
+            await bus.close()
+        return tally
 
 
 def main() -> int:
@@ -382,12 +435,19 @@ def main() -> int:
     parser.add_argument("--max-steps", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=300, help="how long to disturb")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--nats-nodes", type=int, default=1, help="3: a cluster, and its leader")
+    parser.add_argument("--leader-kills", type=int, default=2, help="of a cluster")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     say(f"seed {arguments.seed}")
-    tally = asyncio.run(
-        run(arguments.sessions, arguments.max_steps, arguments.seconds, arguments.seed)
-    )
+    mix = arguments.sessions, arguments.max_steps
+    if arguments.nats_nodes > 1:
+        on_cluster = run_on_cluster(
+            *mix, arguments.seed, arguments.nats_nodes, arguments.leader_kills
+        )
+        tally = asyncio.run(on_cluster)
+    else:
+        tally = asyncio.run(run(*mix, arguments.seconds, arguments.seed))
     result = {"ok": tally.ok, "seed": arguments.seed, **vars(tally)}
     print(json.dumps(result) if arguments.json else result)
     return 0 if tally.ok else 1

@@ -22,10 +22,12 @@ from dsec.cli.services import service_commands, start
 from dsec.client.client import Client
 from dsec.platform.db import async_engine
 from dsec.platform.stack import Stack, StackOptions
+from dsec.platform.stack.nats_server import NATS_SERVER
+from dsec.platform.stack.nats_server import server_name as server_name_of
 from dsec.platform.stack.state import Endpoints
 
 WORKER, ISOLATED = "worker", "isolated worker"
-SERVERS = ("nats-server", "postgres")
+SERVERS = (NATS_SERVER, "postgres")
 
 LEANING = {
     "agent.py": """
@@ -64,6 +66,15 @@ class Rig:
                 if (name := _name(process.cmdline())) is not None:
                     found.setdefault(name, []).append(process)
         return found
+
+    def nats_node(self, server_name: str) -> psutil.Process | None:
+        """The node of a NATS cluster that has this name, if it runs."""
+        for process in self.processes().get(NATS_SERVER, []):
+            with contextlib.suppress(psutil.Error):
+                config = Path(process.cmdline()[-1])
+                if server_name_of(config.parent) == server_name:
+                    return process
+        return None
 
     def cpu_s(self) -> dict[str, float]:
         """CPU time of its processes so far, by what they are, in seconds."""
@@ -110,21 +121,24 @@ async def rig(
     config: str = "",
     sync_interval: str = "1s",
     timescaledb: bool = False,
+    nats_nodes: int = 1,
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Rig]:
     """A stack that runs until the block is left.
 
     Args:
         config: the text of its scheduler.config.yaml.
+        nats_nodes: more than one make a cluster, and each keeps the stream.
         environment: settings of its services, added to this process's own.
     """
-    os.environ.update(environment or {})
+    os.environ.update({"DSEC_NATS_REPLICAS": str(nats_nodes)} | dict(environment or {}))
     with tempfile.TemporaryDirectory(prefix="dsec-loadtest-") as name:
         directory = Path(name)
         options = StackOptions(
             directory / "state",
             sync_interval=sync_interval,
             timescaledb=timescaledb,
+            nats_nodes=nats_nodes,
             services=service_commands(),
         )
         (directory / "state").mkdir(mode=0o700)

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from dsec.platform.bus import Bus
+from dsec.platform.bus import Bus, StreamOptions
 from dsec.platform.migrations import migrate
 from dsec.platform.roles import OPERATOR
+from dsec.platform.settings import Settings
 from dsec.platform.stack import Endpoints, ServiceCommand, Stack
 from dsec.scheduler.settings import CONFIG_VARIABLE
 
@@ -43,7 +44,7 @@ async def start(
     # Made here and not by the first service: a request may come as soon as this returns.
     bus = await Bus.connect(stack.nats_url_of(OPERATOR), "up")
     try:
-        await bus.ensure_stream()
+        await bus.ensure_stream(StreamOptions(replicas=Settings().nats_replicas))
     finally:
         await bus.close()
     env: dict[str, str] = {}

@@ -100,7 +100,7 @@ def stream(asked: Asked) -> Finding:
         return Finding(
             "warn",
             f"The stream is kept once on a cluster of {facts.cluster_size}.",
-            "Give it three replicas, or the loss of one node stops everything.",
+            "Set DSEC_NATS_REPLICAS=3 for the recorder, or the loss of one node stops everything.",
             seen,
         )
     return Finding("ok", "The stream is as DSec makes it.", "", seen)

@@ -41,7 +41,7 @@ from faststream.nats import JStream, NatsBroker, PullSub
 from faststream.nats.subscriber.usecases import PullStreamSubscriber
 from nats.aio.msg import Msg
 
-from dsec.platform.bus import Bus, BusError, Consumer, Message, NotPermitted
+from dsec.platform.bus import Bus, BusError, Consumer, Message, NotPermitted, nodes
 from dsec.platform.bus.refusals import refusal
 from dsec.platform.cancellation import cancelled
 from dsec.platform.roles import inbox_prefix
@@ -94,7 +94,7 @@ class ServiceApp:
         self._subscribers: list[PullStreamSubscriber] = []
         self._inbox_prefix = inbox_prefix(nats_url)
         self.broker = NatsBroker(
-            nats_url,
+            nodes(nats_url),
             name=name,
             allow_reconnect=True,
             max_reconnect_attempts=-1,

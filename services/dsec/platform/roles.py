@@ -114,7 +114,7 @@ def _lease(name: str) -> tuple[str, ...]:
     bucket = f"dsec_lease_{name}"
     stream = f"KV_{bucket}"
     calls = [
-        *(f"STREAM.{verb}.{stream}" for verb in ("CREATE", "INFO", "MSG.GET")),
+        *(f"STREAM.{verb}.{stream}" for verb in ("CREATE", "INFO", "UPDATE", "MSG.GET")),
         f"DIRECT.GET.{stream}.>",
     ]
     return f"$KV.{bucket}.>", *(f"$JS.API.{call}" for call in calls)

@@ -29,7 +29,16 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="DSEC_", extra="ignore")
 
-    nats_url: str = Field(default="nats://127.0.0.1:4222", description="the JetStream server")
+    nats_url: str = Field(
+        default="nats://127.0.0.1:4222",
+        description="the JetStream server, or nodes of a cluster, separated by commas",
+    )
+    nats_replicas: Annotated[int, Field(ge=1, le=5)] | None = Field(
+        default=None,
+        description="how many nodes of a cluster keep the stream; what depends on it (consumers, "
+        "the scheduler's lease) is kept as often. Unset: a live stream stays as it is, and a new "
+        "one is kept once",
+    )
     database_url: str = Field(
         default="postgresql://127.0.0.1:5432/dsec", description="PostgreSQL, any 15 to 18"
     )

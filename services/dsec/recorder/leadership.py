@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from dsec.platform.bus import Bus, BusError
+from dsec.platform.bus import Bus, BusError, StreamOptions
 from dsec.platform.telemetry import OFF, Telemetry
 from dsec.recorder.connection import connect
 from dsec.recorder.counters import Counters
@@ -103,7 +103,7 @@ class Recorder:
         return False
 
     async def _record(self, writer: Writer, live: Live, stop: asyncio.Event) -> None:
-        await self.bus.ensure_stream()
+        await self.bus.ensure_stream(StreamOptions(replicas=self.settings.nats_replicas))
         floor = await self._settle(writer)
         appender = Appender(
             writer,

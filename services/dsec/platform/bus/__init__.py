@@ -7,7 +7,7 @@ acknowledged is sent again under the same message id, for as long as `PUBLISHING
 """
 
 from dsec.platform.bus.author import Author
-from dsec.platform.bus.connection import Bus
+from dsec.platform.bus.connection import Bus, nodes
 from dsec.platform.bus.consumer import Consumer, ConsumerState
 from dsec.platform.bus.errors import (
     BadMessage,
@@ -16,6 +16,7 @@ from dsec.platform.bus.errors import (
     NotPermitted,
     PublishRefused,
     TooLarge,
+    Undecided,
 )
 from dsec.platform.bus.lease import Lease
 from dsec.platform.bus.message import Message
@@ -41,5 +42,7 @@ __all__ = [
     "StreamOptions",
     "StreamState",
     "TooLarge",
+    "Undecided",
+    "nodes",
     "settle",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Literal, Self
@@ -38,12 +39,17 @@ class Bus(Publisher):
 
     @classmethod
     async def connect(cls, url: str, name: str) -> Self:
-        """Connect, and stay connected: the client reconnects for ever.
+        """Connect, and stay connected: the client reconnects for ever, to any node of a cluster.
+
+        Args:
+            url: of a server, or of several nodes of a cluster, separated by commas.
 
         Raises:
             BusUnavailable: no server for as long as `CONNECTING` waits.
         """
-
+        # Otherwise everybody would be at the node that is named first.
+        urls = nodes(url)
+        urls = random.SystemRandom().sample(urls, len(urls))
         try:
             # The client that reconnects for ever also connects for ever, the first time.
             async with asyncio.timeout(CONNECTING.wait_s_max):
@@ -51,7 +57,7 @@ class Bus(Publisher):
                     with attempt:
                         nc = GuardedClient()
                         await nc.connect(
-                            url,
+                            urls,
                             name=name,
                             error_cb=nc.on_error,
                             inbox_prefix=inbox_prefix(url),
@@ -84,7 +90,10 @@ class Bus(Publisher):
     async def ensure_stream(self, options: StreamOptions | None = None) -> None:
         """Make the stream, or bring the live one to our settings, field by field.
 
+        A cluster that has just started cannot yet: it is asked again.
+
         Raises:
+            BusUnavailable: it cannot for as long as `CONNECTING` waits.
             BusError: a setting that cannot be changed differs.
         """
         await self._stream.ensure(options or StreamOptions())
@@ -159,7 +168,10 @@ class Bus(Publisher):
             opt_start_seq=start_sequence,
             inactive_threshold=inactive_s,
         )
-        return await consumers.bind(self._js, name, config)
+        async for attempt in CONNECTING.attempts():  # a cluster may just elect its leader
+            with attempt:
+                return await consumers.bind(self._js, name, config)
+        raise AssertionError("unreachable")
 
     async def delete_consumer(self, name: str) -> None:
         """Remove a durable; nothing happens if it is not there."""
@@ -188,11 +200,26 @@ class Bus(Publisher):
         self._guarded.raise_if_refused(subject)
 
     async def lease(self, key: str, holder: str, ttl_s: float) -> Lease:
-        """A lease on `key` that runs out `ttl_s` after its last renewal."""
-        return await Lease.open(self._js, key, holder, ttl_s)
+        """A lease on `key` that runs out `ttl_s` after its last renewal. Kept on as many nodes as
+        the stream, for which it waits."""
+        await self.await_stream()
+        replicas = (await self._stream.state()).replicas
+        async for attempt in CONNECTING.attempts():
+            with attempt:
+                return await Lease.open(self._js, key, holder, ttl_s, replicas)
+        raise AssertionError("unreachable")
+
+
+def nodes(url: str) -> list[str]:
+    """The URLs of a setting that may name several, separated by commas."""
+    return [one for part in url.split(",") if (one := part.strip())]
 
 
 def _without_secret(url: str) -> str:
-    """A URL as it may be shown: without user and password."""
-    scheme, separator, rest = url.rpartition("://")
-    return scheme + separator + rest.rpartition("@")[2]
+    """A URL, or several, as they may be shown: without user and password."""
+
+    def shown(one: str) -> str:
+        scheme, separator, rest = one.rpartition("://")
+        return scheme + separator + rest.rpartition("@")[2]
+
+    return ", ".join(map(shown, nodes(url)))

@@ -13,6 +13,7 @@ from nats.js import JetStreamContext, api
 
 from dsec.platform.bus.errors import BusError
 from dsec.platform.bus.message import Message
+from dsec.platform.bus.stream import refused
 from dsec_contracts import subjects
 
 log = logging.getLogger(__name__)
@@ -79,9 +80,21 @@ class Consumer:
 async def bind(js: JetStreamContext, name: str, config: api.ConsumerConfig) -> Consumer:
     """Bind to a durable consumer, made if need be, compared field by field if it exists.
 
+    How many nodes keep it is not said: it is as many as keep the stream.
+
     Raises:
-        BusError: an existing one differs in a setting that cannot be changed.
+        BusUnavailable: it cannot be made at the moment.
+        BusError: it never can, or an existing one differs in a setting that cannot be changed.
     """
+    try:
+        await _make(js, name, config)
+    except nats.js.errors.APIError as error:
+        raise refused(f"consumer {name} cannot be made", error) from error
+    sub = await js.pull_subscribe_bind(name, subjects.STREAM)
+    return Consumer(js, sub, name)
+
+
+async def _make(js: JetStreamContext, name: str, config: api.ConsumerConfig) -> None:
     try:
         live = await js.consumer_info(subjects.STREAM, name)
     except nats.js.errors.NotFoundError:
@@ -93,12 +106,10 @@ async def bind(js: JetStreamContext, name: str, config: api.ConsumerConfig) -> C
             config.opt_start_seq = live.config.opt_start_seq
             try:
                 await js.add_consumer(subjects.STREAM, config)
-            except nats.js.errors.APIError as error:
+            except nats.js.errors.BadRequestError as error:
                 raise BusError(
                     f"consumer {name} exists with other settings: {error.description}"
                 ) from error
-    sub = await js.pull_subscribe_bind(name, subjects.STREAM)
-    return Consumer(js, sub, name)
 
 
 async def states(js: JetStreamContext) -> list[ConsumerState]:

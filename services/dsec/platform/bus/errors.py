@@ -15,6 +15,10 @@ class BusUnavailable(BusError):
     """The bus could not be reached in time."""
 
 
+class Undecided(BusUnavailable):
+    """A replicated stream has not agreed yet on a message that this one depends on: send again."""
+
+
 class NotPermitted(BusError):
     """The server does not let this connection's user do that."""
 

@@ -9,6 +9,8 @@ import nats.errors
 import nats.js.errors
 from nats.js import JetStreamContext, api
 
+from dsec.platform.bus.stream import OTHER_CONFIGURATION, refused
+
 _AWAY = (nats.errors.Error, TimeoutError)
 
 
@@ -22,13 +24,28 @@ class Lease:
         self._revision: int | None = None
 
     @classmethod
-    async def open(cls, js: JetStreamContext, key: str, holder: str, ttl_s: float) -> Self:
-        """A lease on `key` that runs out `ttl_s` after its last renewal; not taken yet."""
+    async def open(
+        cls, js: JetStreamContext, key: str, holder: str, ttl_s: float, replicas: int
+    ) -> Self:
+        """A lease on `key` that runs out `ttl_s` after its last renewal; not taken yet.
+
+        Raises:
+            BusUnavailable: its bucket cannot be made or asked for at the moment.
+            BusError: it never can.
+        """
         bucket = f"dsec_lease_{key}"
+        config = api.KeyValueConfig(bucket=bucket, ttl=ttl_s, history=1, replicas=replicas)
         try:
-            kv = await js.create_key_value(api.KeyValueConfig(bucket=bucket, ttl=ttl_s, history=1))
-        except nats.js.errors.BadRequestError:
-            kv = await js.key_value(bucket)
+            try:
+                kv = await js.create_key_value(config)
+            except nats.js.errors.BadRequestError as error:
+                if error.err_code != OTHER_CONFIGURATION:
+                    raise
+                live = (await js.stream_info(f"KV_{bucket}")).config
+                await js.update_stream(live, max_age=ttl_s, num_replicas=replicas)
+                kv = await js.key_value(bucket)
+        except nats.js.errors.APIError as error:
+            raise refused(f"the lease {key} cannot be made", error) from error
         return cls(kv, "holder", holder)
 
     async def renew(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from dsec.platform.bus.errors import (
     PublishRefused,
     Refusal,
     TooLarge,
+    Undecided,
 )
 from dsec.platform.bus.message import Message
 from dsec.platform.bus.retry import AWAY, PUBLISHING
@@ -32,7 +34,10 @@ HEADERS_BYTES_MAX = 65_535
 """Of a message in a stream: the server stores the length in two bytes."""
 DEAD_ERROR_CHARS_MAX = 2_000
 
-_WRONG_LAST_SEQUENCE = {10071, 10164}
+_WRONG_LAST_SEQUENCE = 10071
+_UNDECIDED = {10158, 10164}
+"""A stream with replicas answers so while a publish that expects the same subject's sequence, or
+this very message sent before, waits for the other nodes. It says nothing of how that ends."""
 _HOPELESS = (
     nats.errors.BadHeaderError,
     nats.errors.BadSubjectError,
@@ -57,6 +62,10 @@ class Publisher:
     def __init__(self, nc: NatsClient) -> None:
         self._nc = nc
         self._js = nc.jetstream(timeout=PUBLISH_TIMEOUT_S)
+        self._turn = asyncio.Lock()
+        self._in_turn = False
+        """Whether fenced publishes go one at a time: a stream with replicas takes no two at once
+        that expect the same subject's sequence, and all of a worker expect that of its fence."""
 
     @property
     def max_payload_bytes(self) -> int:
@@ -170,9 +179,20 @@ class Publisher:
         self._check_size(subject, data, headers)
         try:
             # The common case first: no retry machinery on the hot path.
-            return await self._send_once(subject, data, headers, refusal)
+            if not self._in_turn or refusal != "fenced":
+                return await self._send_once(subject, data, headers, refusal)
+        except Undecided:
+            self._in_turn = self._in_turn or refusal == "fenced"
         except AWAY as error:
             log.warning("publish to %s not acknowledged (%r), sending again", subject, error)
+        if refusal != "fenced" or not self._in_turn:
+            return await self._send_again(subject, data, headers, refusal)
+        async with self._turn:
+            return await self._send_again(subject, data, headers, refusal)
+
+    async def _send_again(
+        self, subject: str, data: bytes, headers: dict[str, str], refusal: Refusal
+    ) -> int:
         try:
             async for attempt in PUBLISHING.attempts():
                 with attempt:
@@ -187,8 +207,10 @@ class Publisher:
         try:
             ack = await self._js.publish(subject, data, headers=headers)
         except nats.js.errors.APIError as error:
-            if error.err_code in _WRONG_LAST_SEQUENCE:
+            if error.err_code == _WRONG_LAST_SEQUENCE:
                 raise PublishRefused(refusal, f"{subject}: {error.description}") from error
+            if error.err_code in _UNDECIDED:
+                raise Undecided(f"{subject}: {error.description}") from error
             if error.code == 503:  # full, no leader, out of resources: all pass
                 raise BusUnavailable(f"{subject}: {error.description}") from error
             raise BusError(f"{subject}: {error.description}") from error

@@ -12,8 +12,9 @@ import nats.js.errors
 from nats.aio.client import Client as NatsClient
 from nats.js import JetStreamContext, api
 
-from dsec.platform.bus.errors import BusError
+from dsec.platform.bus.errors import BusError, BusUnavailable
 from dsec.platform.bus.message import time_of
+from dsec.platform.bus.retry import CONNECTING
 from dsec_contracts import subjects
 
 log = logging.getLogger(__name__)
@@ -23,10 +24,13 @@ STREAM_BYTES_MIN = 64 << 20
 DUPLICATE_WINDOW_S = 120
 
 _REQUIRED = ("subjects", "retention", "storage", "discard", "duplicate_window", "allow_direct")
-_OTHER_CONFIGURATION = 10058
+OTHER_CONFIGURATION = 10058
+_UNAVAILABLE = 503
 _NO_MESSAGE = 10037
 _NO_ROOM = 10047
 _NO_STREAM = 10059
+_NO_PEERS = 10005
+_NO_CLUSTER = 10074
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,8 @@ class StreamOptions:
     """How the stream is made. Compared with the live one at every start."""
 
     max_bytes: int = 8 << 30
-    replicas: int = 1
+    replicas: int | None = None
+    """How many nodes of a cluster keep it. None: a live one stays as it is, a new one is on one."""
 
     def config(self) -> api.StreamConfig:
         """The whole configuration, as it is asked for."""
@@ -67,6 +72,11 @@ class StreamState:
     bytes: int
     max_bytes: int
     created: datetime
+    replicas: int = 1
+    leader: str = ""
+    """The name of the node that decides; empty where a single server does, or nobody now."""
+    behind: tuple[str, ...] = ()
+    """The names of nodes that do not have all of it yet, or are away."""
 
 
 def _halved(options: StreamOptions) -> StreamOptions:
@@ -78,6 +88,22 @@ def _halved(options: StreamOptions) -> StreamOptions:
         )
     log.warning("the NATS server has no room for %d MB, trying half", options.max_bytes >> 20)
     return replace(options, max_bytes=half)
+
+
+def _no_room(error: nats.js.errors.APIError) -> bool:
+    """Whether it is for the size that a stream is not taken."""
+    storage = "insufficient storage" in (error.description or "")
+    return error.err_code == _NO_ROOM or (error.err_code == _NO_PEERS and storage)
+
+
+def refused(what: str, error: nats.js.errors.APIError) -> BusError:
+    """An answer of the JetStream API, as what it means to whoever asked."""
+    if error.err_code == _NO_CLUSTER:
+        return BusError(f"{what}: DSEC_NATS_REPLICAS asks for several nodes, and there is one")
+    # A cluster finds its nodes only some seconds after they started.
+    if error.code == _UNAVAILABLE or error.err_code == _NO_PEERS:
+        return BusUnavailable(f"{what}: {error.description}")
+    return BusError(f"{what}: {error.description}")
 
 
 class _Refused(BusError):
@@ -112,17 +138,20 @@ class Stream:
         Raises:
             BusError: a setting that cannot be changed differs, or there is no room at all.
         """
+        async for attempt in CONNECTING.attempts():
+            with attempt:
+                await self._ensure(options)
+
+    async def _ensure(self, options: StreamOptions) -> None:
         try:
             await self._js.add_stream(options.config())
-        except nats.js.errors.BadRequestError as error:
-            if error.err_code != _OTHER_CONFIGURATION:
-                raise BusError(f"the stream cannot be made: {error.description}") from error
-            await self._update(options)
         except nats.js.errors.APIError as error:
-            if error.err_code != _NO_ROOM:
-                raise BusError(f"the stream cannot be made: {error.description}") from error
-            if (live_bytes := await self._live_bytes()) is None:
-                await self.ensure(_halved(options))
+            if error.err_code == OTHER_CONFIGURATION:
+                await self._update(options)
+            elif not _no_room(error):
+                raise refused("the stream cannot be made", error) from error
+            elif (live_bytes := await self._live_bytes()) is None:
+                await self._ensure(_halved(options))
             else:
                 await self._update(replace(options, max_bytes=live_bytes))
 
@@ -134,22 +163,23 @@ class Stream:
             return None
 
     async def _update(self, options: StreamOptions) -> None:
+        live = await self.state()
+        if options.replicas is None:
+            options = replace(options, replicas=live.replicas)
         try:
             await self._js.update_stream(options.config())
-        except nats.js.errors.APIError as refused:
-            live = await self.state()
-            if refused.err_code == _NO_ROOM and options.max_bytes != live.max_bytes:
+        except nats.js.errors.APIError as error:
+            if _no_room(error) and options.max_bytes != live.max_bytes:
                 await self._update(replace(options, max_bytes=live.max_bytes))  # it stays as large
                 return
-            raise BusError(
-                f"stream {subjects.STREAM} exists with settings that cannot be brought to "
-                f"ours: {refused.description}"
-            ) from refused
+            told = f"stream {subjects.STREAM} exists with settings that cannot be brought to ours"
+            raise refused(told, error) from error
 
     async def state(self) -> StreamState:
         """What the stream holds."""
         raw = await self._ask("INFO")
-        state = raw["state"]
+        state, cluster = raw["state"], raw.get("cluster", {})
+        others = cluster.get("replicas", [])
         return StreamState(
             state["first_seq"],
             state["last_seq"],
@@ -157,6 +187,9 @@ class Stream:
             state["bytes"],
             raw["config"]["max_bytes"],
             datetime.fromisoformat(raw["created"]),
+            raw["config"]["num_replicas"],
+            cluster.get("leader", ""),
+            tuple(one["name"] for one in others if not one["current"] or one.get("offline")),
         )
 
     async def message_time(self, sequence: int) -> datetime | None:
@@ -189,6 +222,8 @@ class Stream:
         reply = await self._nc.request(subject, data, timeout=REQUEST_TIMEOUT_S)
         result: dict[str, Any] = json.loads(reply.data)
         if "error" in result:
+            if result["error"].get("code") == _UNAVAILABLE:
+                raise BusUnavailable(f"{call}: {result['error'].get('description')}")
             none = result["error"].get("err_code") == _NO_STREAM
             raise (NoStream if none else _Refused)(call, result["error"])
         return result

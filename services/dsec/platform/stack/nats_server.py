@@ -35,8 +35,20 @@ CONTROL_LINE_BYTES_MAX = 64 * 1024
 NATS_READY_WITHIN_S = 120.0
 NATS_STOP_GRACE_S = 20.0
 PROBE_WITHIN_S = 2.0
+CLUSTER_NAME = "dsec"
+ROUTE_USER = "route"
 URL_SAFE = re.compile(r"[A-Za-z0-9_-]+")
 SYNC_INTERVAL = re.compile(r"always|[1-9][0-9]*(ms|s|m|h)")
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """What makes a server a node of a cluster: its port for the other nodes, theirs, and the
+    password that all of them ask of each other."""
+
+    port: int
+    others: tuple[int, ...]
+    password: str = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,8 @@ class NatsServerOptions:
     sync_interval: str = "1s"
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
     user_passwords: Mapping[str, str] = field(default_factory=dict, repr=False)
+    cluster: ClusterOptions | None = None
+    process_name: str = NATS_SERVER
 
     def __post_init__(self) -> None:
         # Clients take the password from the URL as it stands, without decoding it.
@@ -82,8 +96,13 @@ class NatsServerOptions:
     @property
     def server_name(self) -> str:
         """How the server names itself, so that a stranger on the same port is not taken for it."""
-        digest = hashlib.blake2s(str(self.directory).encode(), digest_size=SERVER_NAME_BYTES)
-        return f"dsec-{digest.hexdigest()}"
+        return server_name(self.directory)
+
+
+def server_name(directory: Path) -> str:
+    """The name of the server that keeps its files in a directory."""
+    digest = hashlib.blake2s(str(directory).encode(), digest_size=SERVER_NAME_BYTES)
+    return f"dsec-{digest.hexdigest()}"
 
 
 def nats_server_binary() -> Path:
@@ -113,7 +132,7 @@ def nats_server_process(options: NatsServerOptions) -> ProcessSpec:
         return info is not None and info.get("server_name") == options.server_name
 
     return ProcessSpec(
-        name=NATS_SERVER,
+        name=options.process_name,
         argv=(str(nats_server_binary()), "-c", str(options.config_path)),
         env={**os.environ, "GOMAXPROCS": str(threads(os.cpu_count() or 1))},
         log_path=options.log_path,
@@ -155,6 +174,21 @@ max_payload: {options.max_payload_bytes}
 jetstream {{
   store_dir: {quoted(options.directory / "store")}
   sync_interval: {quoted(options.sync_interval)}
+}}
+{_cluster(options.cluster) if options.cluster else ""}"""
+
+
+def _cluster(cluster: ClusterOptions) -> str:
+    user = f"{ROUTE_USER}:{cluster.password}"
+    routes = [f"nats://{user}@{LOOPBACK}:{port}" for port in cluster.others]
+    # Clients are given all nodes. Those that a server tells them of come without a password.
+    return f"""\
+cluster {{
+  name: "{CLUSTER_NAME}"
+  listen: "{LOOPBACK}:{cluster.port}"
+  no_advertise: true
+  authorization {{ user: "{ROUTE_USER}", password: {json.dumps(cluster.password)} }}
+  routes: {json.dumps(routes)}
 }}
 """
 

@@ -20,7 +20,8 @@ class StackOptions:
     """What to run. A URL that is given means a server that is not ours to start or stop.
 
     `timescaledb`: with TimescaleDB, from the distribution's packages; a state directory whose
-    database was made with it keeps it.
+    database was made with it keeps it. `nats_nodes`: of a NATS cluster; all on this machine, so
+    several serve to try one out.
     """
 
     state_dir: Path
@@ -28,6 +29,7 @@ class StackOptions:
     database_url: str | None = None
     object_store_url: str | None = None
     nats_port: int | None = None
+    nats_nodes: int = 1
     postgres_port: int | None = None
     sync_interval: str = "1s"
     timescaledb: bool = False

@@ -6,18 +6,27 @@ server that the user gave by URL is not in the list.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from dsec.platform.nats_users import users
 from dsec.platform.roles import CLIENT, OPERATOR, role_of_service
 from dsec.platform.stack.errors import StackError
-from dsec.platform.stack.nats_server import NATS_SERVER, NatsServerOptions, nats_server_process
+from dsec.platform.stack.nats_server import (
+    NATS_SERVER,
+    ClusterOptions,
+    NatsServerOptions,
+    nats_server_process,
+)
 from dsec.platform.stack.options import StackOptions
+from dsec.platform.stack.ports import free_port
 from dsec.platform.stack.postgres import POSTGRES, PostgresOptions, prepare_postgres
 from dsec.platform.stack.process import ProcessSpec
-from dsec.platform.stack.state import StateDir
+from dsec.platform.stack.state import NATS_DIRECTORY, StateDir
 from dsec.platform.stack.timescale import timescale_programs
+
+ROUTE_PASSWORD_BYTES = 24
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,8 @@ class EmbeddedServer:
     name: str
     given_port: int | None
     prepare: Callable[[int], Awaitable[PreparedServer]]
+    kind: str
+    """What it is, of which there may be several: `nats-server`."""
 
 
 def embedded_servers(
@@ -49,21 +60,7 @@ def embedded_servers(
     Raises:
         StackError: what was asked for does not fit together, or does not fit what is there.
     """
-    passwords = state.nats_passwords(users())
     with_timescale = _with_timescale(options, state)
-
-    async def nats(port: int) -> PreparedServer:
-        server = NatsServerOptions(
-            directory=state.path / "nats",
-            log_path=state.log_path(NATS_SERVER),
-            port=port,
-            password=passwords[OPERATOR],
-            user_passwords={user: passwords[user] for user in passwords if user != OPERATOR},
-            sync_interval=options.sync_interval,
-        )
-        urls = {user: server.url_of(user) for user in passwords}
-        client = urls[role_of_service(CLIENT).user]
-        return PreparedServer(nats_server_process(server), client, urls)
 
     async def postgres(port: int) -> PreparedServer:
         server = PostgresOptions(
@@ -80,10 +77,56 @@ def embedded_servers(
 
     servers = []
     if options.nats_url is None:
-        servers.append(EmbeddedServer(NATS_SERVER, options.nats_port, nats))
+        servers += _nats_servers(options, state)
     if options.database_url is None:
-        servers.append(EmbeddedServer(POSTGRES, options.postgres_port, postgres))
+        servers.append(EmbeddedServer(POSTGRES, options.postgres_port, postgres, POSTGRES))
     return tuple(servers)
+
+
+def _nats_servers(options: StackOptions, state: StateDir) -> list[EmbeddedServer]:
+    """One, or the nodes of a cluster."""
+    passwords = state.nats_passwords(users())
+    if options.nats_nodes == 1:
+        return [_nats_server(options, state, passwords, NATS_SERVER, None)]
+    # Between the nodes alone, which are all configured anew at every start.
+    ports = [free_port() for _ in range(options.nats_nodes)]
+    password = secrets.token_urlsafe(ROUTE_PASSWORD_BYTES)
+    return [
+        _nats_server(
+            options,
+            state,
+            passwords,
+            f"{NATS_SERVER}-{number}",
+            ClusterOptions(port, tuple(one for one in ports if one != port), password),
+        )
+        for number, port in enumerate(ports, 1)
+    ]
+
+
+def _nats_server(
+    options: StackOptions,
+    state: StateDir,
+    passwords: Mapping[str, str],
+    name: str,
+    cluster: ClusterOptions | None,
+) -> EmbeddedServer:
+    async def prepare(port: int) -> PreparedServer:
+        server = NatsServerOptions(
+            directory=state.path / name.replace(NATS_SERVER, NATS_DIRECTORY),
+            log_path=state.log_path(name),
+            port=port,
+            password=passwords[OPERATOR],
+            user_passwords={user: passwords[user] for user in passwords if user != OPERATOR},
+            sync_interval=options.sync_interval,
+            cluster=cluster,
+            process_name=name,
+        )
+        urls = {user: server.url_of(user) for user in passwords}
+        client = urls[role_of_service(CLIENT).user]
+        return PreparedServer(nats_server_process(server), client, urls)
+
+    given_port = options.nats_port if cluster is None else None
+    return EmbeddedServer(name, given_port, prepare, NATS_SERVER)
 
 
 def _with_timescale(options: StackOptions, state: StateDir) -> bool:

@@ -49,7 +49,7 @@ class Stack:
         self._locked = False
         self._servers: list[SupervisedProcess] = []
         self._services: dict[str, list[SupervisedProcess]] = {}
-        self._nats_urls: Mapping[str, str] = {}
+        self._nats_urls: dict[str, str] = {}
         self._stop_requested = asyncio.Event()
         self._starting: asyncio.Task[object] | None = None
 
@@ -106,13 +106,13 @@ class Stack:
     async def _start_servers(self) -> Endpoints:
         await self._take_over()
         options = self._options
-        urls = {
-            server.name: await self._start_server(server)
-            for server in embedded_servers(options, self._state, self._on_progress)
-        }
+        urls: dict[str, list[str]] = {}
+        self._nats_urls.clear()
+        for server in embedded_servers(options, self._state, self._on_progress):
+            urls.setdefault(server.kind, []).append(await self._start_server(server))
         endpoints = Endpoints(
-            nats_url=options.nats_url or urls[NATS_SERVER],
-            database_url=options.database_url or urls[POSTGRES],
+            nats_url=options.nats_url or ",".join(urls[NATS_SERVER]),
+            database_url=options.database_url or urls[POSTGRES][0],
             object_store_url=options.object_store_url or self._state.objects_dir.as_uri(),
         )
         self._record = self._record.model_copy(update={"endpoints": endpoints})
@@ -161,8 +161,9 @@ class Stack:
                 self._servers.remove(process)
         self._record = self._record.model_copy(update={"ports": {**self._record.ports, name: port}})
         self._on_progress(f"{name} is ready on port {port}.")
-        if prepared.user_urls:
-            self._nats_urls = prepared.user_urls
+        for user, url in prepared.user_urls.items():
+            known = self._nats_urls.get(user)
+            self._nats_urls[user] = url if known is None else f"{known},{url}"
         return prepared.url
 
     def nats_url_of(self, user: str) -> str:

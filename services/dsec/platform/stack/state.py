@@ -33,6 +33,8 @@ STATE_VERSION = 1
 STATE_DIR_MODE = 0o711
 FREE_BYTES_MIN = 256 * 1024 * 1024
 PASSWORD_BYTES = 24
+NATS_DIRECTORY = "nats"
+"""Of its server; those of a cluster's nodes begin so."""
 LEFTOVER_STOP_GRACE_S = 30.0
 _PASSWORDS = pydantic.TypeAdapter(dict[str, str])
 
@@ -230,11 +232,15 @@ class StateDir:
         The record may be damaged, or its writer killed between a start and its writing. A second
         server on the same store would ruin it, and its command line names the store.
         """
-        nats, postgres = self.path / "nats" / "nats-server.conf", self.postgres_dir / "data"
+        postgres = self.postgres_dir / "data"
+        nats = [
+            ("nats-server", str(path), path)
+            for path in self.path.glob(f"{NATS_DIRECTORY}*/nats-server.conf")
+        ]
         timescale = self.timescale_dir / "data"
         # A server's name, how its command line names its files, and where they are.
         servers = (
-            ("nats-server", str(nats), nats),
+            *nats,
             ("postgres", str(postgres), postgres),
             ("postgres", f"/{timescale.name}", timescale),
         )
