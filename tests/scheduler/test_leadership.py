@@ -16,6 +16,7 @@ pytestmark = pytest.mark.nats
 
 async def test_one_leads_and_hands_over(nats_url: str) -> None:
     bus = await Bus.connect(nats_url, "test")
+    await bus.ensure_stream()  # the lease is kept as often as the stream
     stop = asyncio.Event()
     try:
         first, second = [

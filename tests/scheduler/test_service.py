@@ -11,10 +11,13 @@ from time import monotonic
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
+from tests.scheduler.conftest import request_fact
 
 from dsec.platform.bus import PublishRefused
 from dsec.platform.clock import utc_now
+from dsec.scheduler.__main__ import EXIT_AGAIN
 from dsec.scheduler.effects import Effects, Withdrawn
 from dsec.scheduler.handlers import Scheduler
 from dsec.scheduler.intents import End, Place
@@ -23,6 +26,7 @@ from dsec.scheduler.settings import SchedulerConfig
 from dsec.session.chain import chain_end
 from dsec_contracts import (
     BY_TYPE,
+    Envelope,
     SessionCancelRequested,
     SessionEnded,
     SessionPlaced,
@@ -406,3 +410,32 @@ async def test_requests_beyond_the_bound_wait_in_the_log(
     assert set(order[:3]) == {fact.session_id for fact in facts[:3]}
     assert len(order) == 9
     assert "3 sessions wait: later requests wait in the log" in caplog.text
+
+
+async def test_a_request_that_an_earlier_version_put_aside_is_placed_whoever_is_upgraded_first(
+    world: Any,
+) -> None:
+    """Scheduler before recorder: it leads, and then the log gets what lies behind its floor."""
+    fact = request_fact()
+    headers = Envelope("asked", "session.requested.v9", "test", utc_now()).headers()
+    body = SessionRequested(fact=fact).body()
+    subject = f"dsec.session.requested.{fact.session_id}"
+    await world.bus.publish_raw(subject, body, headers)
+    await world.until(lambda: world.sql("select 1 from event_parked"))
+    with psycopg.connect(world.database_url) as connection:
+        connection.execute(  # of the type as this version knows it
+            "update event_parked set event_type = 'session.requested.v1',"
+            " headers = replace(headers::text, 'v9', 'v1')::json"
+        )
+    world.worker("w")
+    first = world.start("scheduler")
+    with pytest.raises(TimeoutError):
+        await world.placed(fact.session_id, timeout_s=4)
+    recording, stop = world.tasks.pop(0)
+    stop.set()
+    await recording
+    world.record()
+    await world.logged(fact.session_id)
+    assert await asyncio.to_thread(first.wait, 20) == EXIT_AGAIN
+    world.start("scheduler")  # as whoever supervises it does
+    await world.placed(fact.session_id, timeout_s=20)

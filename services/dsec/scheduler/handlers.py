@@ -37,7 +37,7 @@ from dsec.scheduler.intake import (
 from dsec.scheduler.intents import End, Intent, Reject
 from dsec.scheduler.leadership import Leadership, LeadershipLost
 from dsec.scheduler.placement import RULES
-from dsec.scheduler.recovery import LOG_AWAY, Recovered, patiently, recover
+from dsec.scheduler.recovery import LOG_AWAY, Recovered, patiently, recover, until_complete
 from dsec.scheduler.settings import SchedulerConfig
 from dsec.scheduler.state import SchedulerState
 from dsec.scheduler.traces import Traces
@@ -138,6 +138,8 @@ class Scheduler:
                 group.create_task(self._act()),
                 group.create_task(self._refill()),
             ]
+            if recovered.incomplete:
+                loops.append(group.create_task(self._start_anew_when_complete()))
             await stop.wait()
             for loop in loops:
                 loop.cancel()
@@ -147,6 +149,11 @@ class Scheduler:
                 for task in late:
                     task.cancel()
         await consumer.close()
+
+    async def _start_anew_when_complete(self) -> None:
+        log.warning("the log waits for a recorder of this version: this starts anew once it led")
+        await until_complete(self._history)
+        raise DeliveryLost("what an earlier recorder had put aside is in the log now")
 
     async def _start_from(self, recovered: Recovered) -> Consumer:
         self._epoch, self._position = recovered.floor.epoch, recovered.floor.sequence

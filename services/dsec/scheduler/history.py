@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Self
 from uuid import UUID
 
-from sqlalchemy import ARRAY, DateTime, Uuid, bindparam, text
+from sqlalchemy import ARRAY, DateTime, Text, Uuid, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from dsec.platform.db import async_engine
@@ -32,6 +32,7 @@ from dsec_contracts.session import (
     SessionReleased,
     SessionRequested,
 )
+from dsec_contracts.spec import PolicyPublished, SpecRegistered
 from dsec_contracts.worker import WorkerFenced
 
 CONNECTIONS_MAX = 4
@@ -59,6 +60,9 @@ _FLOOR = text(
 _SPECS = text(
     "select fact_json->>'spec_hash', fact_json->>'kind' from event_log "
     "where kind = 'spec.registered' and step is null"
+)
+_PARKED = text("select 1 from event_parked where event_type = any(:types) limit 1").bindparams(
+    bindparam("types", type_=ARRAY(Text()))
 )
 _POLICIES = text("select key from event_log where kind = 'policy.published' and step is null")
 _FENCES = text(
@@ -214,6 +218,14 @@ class History:
             LogBehind: it has not, after `timeout_s`.
         """
         await self._log.wait_floor(at.sequence, timeout_s, epoch=at.epoch)
+
+    async def parked(self) -> bool:
+        """Whether messages that the state is made of are not in the log yet, though their types are
+        known: a recorder that did not know them put them aside, and one of this version has not
+        led since."""
+        kinds: list[type[Event]] = [*_EVENTS.values(), SpecRegistered, PolicyPublished]
+        types = [kind.event_type() for kind in kinds]
+        return bool(await self._rows(_PARKED, {"types": types}))
 
     async def specs(self) -> dict[str, str]:
         """Spec hash to kind."""

@@ -7,6 +7,8 @@ queue's bound, they are taken from the log as there is room (`overflow` says fro
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +22,7 @@ from tenacity import (
 )
 
 from dsec.platform.bus import Bus, StreamState
+from dsec.platform.cancellation import cancelled
 from dsec.platform.log import Position
 from dsec.scheduler.fold import evolve
 from dsec.scheduler.history import FloorRow, History, flat
@@ -31,6 +34,7 @@ log = logging.getLogger(__name__)
 LOG_WAIT_S_MAX = 600.0
 LOG_POLL_S_MIN = 0.05
 LOG_POLL_S_MAX = 2.0
+PARKED_POLL_S = 2.0
 ENDED_MEANWHILE_MAX = 10_000
 """Sessions that ended while no scheduler led, and whose traces are sent late."""
 
@@ -45,10 +49,15 @@ LOG_AWAY = (SQLAlchemyError, OSError, LogNotReady)
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Where the state ends in the stream, and from where requests wait in the log."""
+    """Where the state ends in the stream, and from where requests wait in the log.
+
+    `incomplete`: the log lacks messages up to the floor that a recorder has put aside, and will get
+    them from a recorder of this version.
+    """
 
     floor: Position
     overflow: Position | None
+    incomplete: bool = False
 
 
 def patiently() -> AsyncRetrying:
@@ -106,9 +115,10 @@ async def recover(bus: Bus, history: History, state: SchedulerState, traces: Tra
         LogNotReady, SQLAlchemyError, OSError: the log could not be read for `LOG_WAIT_S_MAX`.
     """
 
-    floor = Position(0, 0)
+    floor, incomplete = Position(0, 0), False
     async for attempt in patiently():
         with attempt:
+            incomplete = await history.parked()  # before anything is read, or one would be missed
             row = await history.floor()
             floor = await _start_floor(bus, row)
             if row is None:
@@ -128,4 +138,13 @@ async def recover(bus: Bus, history: History, state: SchedulerState, traces: Tra
         len(state.specs),
         len(state.policies),
     )
-    return Recovered(floor, Position(0, 0))
+    return Recovered(floor, Position(0, 0), incomplete)
+
+
+async def until_complete(history: History) -> None:
+    """Wait until the log has what a recorder of an earlier version had put aside."""
+    while not cancelled():
+        await asyncio.sleep(PARKED_POLL_S)
+        with contextlib.suppress(*LOG_AWAY):
+            if not await history.parked():
+                return
