@@ -17,12 +17,15 @@ from dsec.platform.bus import (
     Author,
     Bus,
     BusError,
+    BusUnavailable,
     Message,
     PublishRefused,
     StreamOptions,
     TooLarge,
+    connection,
 )
 from dsec.platform.bus.publisher import HEADERS_BYTES_MAX
+from dsec.platform.bus.retry import Retry
 from dsec.platform.clock import utc_now
 from dsec.platform.stack.nats_server import NatsServerOptions, nats_server_process
 from dsec.platform.stack.ports import free_port
@@ -201,3 +204,35 @@ async def test_a_stream_is_made_as_large_as_there_is_room(bus: Bus) -> None:
     await bus._js.delete_stream("DSEC")
     await bus.ensure_stream(wanted)
     assert 64 << 20 <= (await bus.stream_state()).max_bytes < 1 << 50
+
+
+async def test_one_server_keeps_nothing_three_times(bus: Bus) -> None:
+    with pytest.raises(BusError, match="DSEC_NATS_REPLICAS asks for several nodes, and there is"):
+        await bus.ensure_stream(StreamOptions(replicas=3))
+    assert (await bus.stream_state()).replicas == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("nats://u:secret@a:1", "nats://a:1"),
+        ("nats://u:secret@a:1, nats://u:secret@b:2", "nats://a:1, nats://b:2"),
+    ],
+)
+async def test_several_urls_are_tried_and_none_shows_its_password(
+    url: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "CONNECTING", Retry(wait_s_max=0.3, pause_s_max=0.1))
+    with pytest.raises(BusUnavailable) as found:
+        await Bus.connect(url, "test")
+    assert f"answers at {shown} within" in str(found.value)
+    assert "secret" not in str(found.value)
+
+
+async def test_the_node_that_answers_is_used(bus: Bus) -> None:
+    url: str = bus.url  # type: ignore[attr-defined]
+    away = url.rpartition(":")[0] + f":{free_port()}"
+    for given in (f"{away},{url}", f"{url},{away}"):
+        found = await Bus.connect(given, "test")
+        assert found.connected
+        await found.close()

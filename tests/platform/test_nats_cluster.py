@@ -23,15 +23,16 @@ from dsec.platform.bus import (
 )
 from dsec.platform.bus.publisher import Publisher
 from dsec.platform.bus.retry import AWAY
-from dsec.platform.nats_users import users
+from dsec.platform.nats_users import users, variable
 from dsec.platform.roles import OPERATOR
 from dsec.platform.stack.nats_server import (
     ClusterOptions,
     NatsServerOptions,
+    nats_server_binary,
     nats_server_process,
 )
 from dsec.platform.stack.ports import free_port
-from dsec.platform.stack.process import ChildProcess
+from dsec.platform.stack.process import ChildProcess, ProcessSpec
 
 pytestmark = pytest.mark.nats
 NODES = 3
@@ -181,6 +182,43 @@ async def test_lanes_of_one_worker_publish_at_once(cluster: Cluster) -> None:
         assert len(set(again)) == 1
     finally:
         await bus.close()
+
+
+async def test_the_deploy_files_make_a_cluster(tmp_path: Path) -> None:
+    deploy = Path(__file__).parents[2] / "deploy" / "nats"
+    ports = [(free_port(), free_port()) for _ in range(NODES)]
+    environment = {variable(user): PASSWORD for user in users()}
+    environment["DSEC_NATS_PASSWORD_ROUTE"] = "between-nodes"
+    for number, (_, port) in enumerate(ports, 1):
+        route = f"nats://route:between-nodes@127.0.0.1:{port}"
+        environment[f"DSEC_NATS_ROUTE_{number}"] = route
+    nodes = [
+        ChildProcess(
+            ProcessSpec(
+                "nats",
+                (str(nats_server_binary()), "-c", str(deploy / "cluster.conf")),
+                tmp_path / f"log-{number}",
+                env={
+                    **environment,
+                    "DSEC_NATS_NODE": f"node-{number}",
+                    "DSEC_NATS_LISTEN": f"127.0.0.1:{client}",
+                    "DSEC_NATS_CLUSTER_LISTEN": f"127.0.0.1:{port}",
+                    "DSEC_NATS_STORE": str(tmp_path / f"store-{number}"),
+                },
+            )
+        )
+        for number, (client, port) in enumerate(ports)
+    ]
+    url = ",".join(f"nats://dsec-recorder:{PASSWORD}@127.0.0.1:{client}" for client, _ in ports)
+    try:
+        bus = await Bus.connect(url, "test")
+        await bus.ensure_stream(STREAM)
+        state = await caught_up(bus)
+        assert (state.replicas, state.leader.partition("-")[0]) == (NODES, "node")
+        await bus.close()
+    finally:
+        for node in nodes:
+            await node.stop()
 
 
 @dataclass

@@ -592,3 +592,10 @@ async def test_the_bus_restarts(rig: Any, make: Any) -> None:
         await rig.server.start()
         await rig.floor_at(await publish_steps(rig, make, sid, 3, 6), 20)
         assert rig.keys(sid) == [f"step:{n}" for n in range(6)]
+
+
+async def test_the_stream_is_kept_as_often_as_the_recorder_is_told(
+    rig: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with rig.recorder(nats_replicas=3):  # of a single server, which it then says
+        await rig.until(lambda: "DSEC_NATS_REPLICAS asks for several nodes" in caplog.text)

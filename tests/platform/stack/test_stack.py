@@ -17,6 +17,7 @@ import nats
 import psycopg
 import pytest
 
+from dsec.platform.bus import Bus, StreamOptions
 from dsec.platform.nats_users import users
 from dsec.platform.roles import OPERATOR
 from dsec.platform.stack import (
@@ -266,3 +267,20 @@ async def test_a_disk_that_fills_while_the_stack_is_up(
     ballast.unlink()
     async with Stack(options, on_progress=print) as stack:
         assert await publish(state_dir, await stack.start_servers()) == 2
+
+
+async def test_several_nats_nodes_are_one_cluster(tmp_path: Path) -> None:
+    options = StackOptions(tmp_path, nats_nodes=3, database_url="postgresql://127.0.0.1:1/none")
+    async with Stack(options, on_progress=print) as stack:
+        endpoints = await stack.start_servers()
+        urls = [endpoints.nats_url, stack.nats_url_of(OPERATOR), stack.nats_url_of("dsec-reward")]
+        places = [[one.rpartition("@")[2] for one in url.split(",")] for url in urls]
+        assert len(set(places[0])) == 3
+        assert places[1:] == [places[0]] * 2, "each user is told of all nodes"
+        bus = await Bus.connect(urls[1], "test")
+        await bus.ensure_stream(StreamOptions(max_bytes=256 << 20, replicas=3))
+        assert (await bus.stream_state()).replicas == 3
+        await bus.close()
+        strays = {stray.pid for stray in StateDir(tmp_path)._strays()}
+        assert len(strays) == 3, "a supervisor that lost its record would find them"
+    assert not StateDir(tmp_path)._strays()

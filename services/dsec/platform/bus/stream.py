@@ -74,7 +74,7 @@ class StreamState:
     created: datetime
     replicas: int = 1
     leader: str = ""
-    """The name of the node that decides; empty where a single server does, or nobody now."""
+    """The name of the server that decides; empty where a cluster has none now."""
     behind: tuple[str, ...] = ()
     """The names of nodes that do not have all of it yet, or are away."""
 
