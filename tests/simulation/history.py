@@ -62,6 +62,11 @@ def floor_row(db: Database, p: dict[str, Any]) -> list[Any]:
     return [(row["epoch"], row["sequence"], row["stream_created"], row["message_time"])]
 
 
+def parked(db: Database, p: dict[str, Any]) -> list[Any]:
+    """All services of a simulation are of one version: there is nothing to put aside."""
+    return [(1,)] if db.parked else []
+
+
 def specs(db: Database, p: dict[str, Any]) -> list[Any]:
     """Hash and kind of every spec."""
     facts = [json.loads(row["fact_json"]) for row in db.rows if row["kind"] == "spec.registered"]
@@ -152,6 +157,7 @@ def tail(db: Database, p: dict[str, Any]) -> list[Any]:
 
 _STATEMENTS: dict[Any, Callable[[Database, dict[str, Any]], list[Any]]] = {
     history._FLOOR: floor_row,
+    history._PARKED: parked,
     history._SPECS: specs,
     history._POLICIES: policies,
     history._FENCES: fences,

@@ -102,7 +102,7 @@ class Server:
         """What `$JS.API.STREAM.INFO` says."""
         first = min(self.messages, default=self.last + 1)
         return {
-            "config": {"max_bytes": self.max_bytes},
+            "config": {"max_bytes": self.max_bytes, "num_replicas": 1},
             "created": "2025-12-31T23:59:59.000000+00:00",
             "state": {
                 "first_seq": first,
