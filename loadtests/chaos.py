@@ -246,7 +246,7 @@ class Chaos:
     async def round(
         self,
         expected: dict[Key, Outcome],
-        disturb: Callable[[], Awaitable[None]],
+        disturb: Callable[[Callable[[], bool]], Awaitable[None]],
         enough: Callable[[], bool],
     ) -> None:
         """The same sessions once more, disturbed until they end or it is enough."""
@@ -256,7 +256,7 @@ class Chaos:
             await asyncio.wait([done], timeout=self._random.uniform(*PAUSE_S))
             if done.done():
                 break
-            await disturb()
+            await disturb(lambda: not done.done())
         try:
             async with asyncio.timeout(CALM_S_MAX):
                 await done
@@ -319,7 +319,7 @@ class Chaos:
 
     # -- what disturbs them --------------------------------------------------------------------
 
-    async def disturb(self) -> None:
+    async def disturb(self, _loaded: Callable[[], bool]) -> None:
         """One disturbance, or two at once."""
         chance = self._random
         if self.tally.kills >= 10 * (self.tally.store_outages + 1):
@@ -331,9 +331,14 @@ class Chaos:
             else:
                 self._kill(self._next_target())
 
-    async def kill_leader(self, leader: NatsLeader) -> None:
-        """The node that leads the stream is killed, and another one takes over."""
-        self.tally.elections_s.append(round(await leader.kill(), 1))
+    async def kill_leader(self, leader: NatsLeader, loaded: Callable[[], bool]) -> None:
+        """The node that leads the stream is killed, and another one takes over. It counts only
+        where there was something for that one to take."""
+        seconds = await leader.kill(loaded)
+        if seconds is None:
+            say("  the sessions had ended by then: not under load")
+            return
+        self.tally.elections_s.append(round(seconds, 1))
         self.tally.kills += 1
         self.tally.killed["stream leader"] += 1
 
@@ -419,7 +424,7 @@ async def run_on_cluster(
             while tally.kills < leader_kills:
                 await chaos.round(
                     expected,
-                    lambda: chaos.kill_leader(leader),
+                    lambda loaded: chaos.kill_leader(leader, loaded),
                     lambda: tally.kills >= leader_kills,
                 )
                 say(f"after {tally.kills} kills: {tally}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from dsec.platform.bus import Bus, BusError, StreamState
 from dsec.platform.bus.retry import AWAY
@@ -22,13 +23,21 @@ class NatsLeader:
         self._stack = stack
         self._bus = bus
 
-    async def kill(self) -> float:
+    async def kill(self, loaded: Callable[[], bool]) -> float | None:
         """SIGKILL to the leader; returns the seconds until another one takes what services publish.
+
+        Args:
+            loaded: whether services have anything to publish.
+
+        Returns:
+            None where they had not: before, and nothing was killed, or before anything was taken.
 
         Raises:
             TimeoutError: the nodes are not all there before, or none takes anything after it.
         """
         before = await self._caught_up()
+        if not loaded():
+            return None
         process = self._stack.nats_node(before.leader)
         if process is None:
             raise RuntimeError(f"no process of this stack is the node {before.leader}")
@@ -38,12 +47,11 @@ class NatsLeader:
         async with asyncio.timeout(ELECTED_S_MAX):
             while True:
                 now = await self._state()
-                if (
-                    now is not None
-                    and now.leader not in ("", before.leader)
-                    and now.last_sequence > before.last_sequence
-                ):
-                    break
+                if now is not None and now.leader not in ("", before.leader):
+                    if now.last_sequence > before.last_sequence:
+                        break
+                    if not loaded():
+                        return None
                 await asyncio.sleep(POLL_S)
         seconds = time.monotonic() - began_s
         say(f"  {now.leader} leads after {seconds:.1f} s")
