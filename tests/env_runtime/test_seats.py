@@ -16,6 +16,7 @@ from dsec.env_runtime.running import RunningSlot
 from dsec.env_runtime.seats import Library, Tail
 from dsec.platform import virtual
 from dsec.platform.log import LogReader
+from dsec.platform.objects import ObjectStore
 from dsec.platform.stack.ports import free_port
 from dsec.session.documents import RewardDocument, seal
 from dsec.session.program import load_program
@@ -136,11 +137,11 @@ async def test_what_is_known_of_reward_specs_is_bounded(
     await reader.close()
 
 
-async def register_with_blob(world: World, code: Code) -> None:
+async def register_with_blob(world: World, code: Code, blob: str = "0" * 64) -> None:
     """Register a program whose agent lies in the object store."""
     specs = {"agent": code.agent, "env": code.env, "reward": REWARD_SPEC}
     for kind, (spec_hash, content) in specs.items():
-        where = {"blob": "0" * 64} if kind == "agent" else {"content": content}
+        where = {"blob": blob} if kind == "agent" else {"content": content}
         fact = SpecFact.model_validate({"spec_hash": spec_hash, "kind": kind} | where)
         await world.publish(SpecRegistered(fact=fact), spec_hash)
 
@@ -154,6 +155,22 @@ async def test_a_blob_that_is_not_there_ends_the_session(world: World, tmp_path:
     await world.place(request)
     ended = await world.ended(request.session_id)
     assert (ended.fact.status, ended.fact.code) == ("failed", "spec_not_found")
+
+
+async def test_a_blob_that_is_another_than_the_hash_names_is_not_run(
+    world: World, tmp_path: Path
+) -> None:
+    world.record()
+    await world.worker(object_store_url=tmp_path.as_uri())
+    code = code_of()
+    other = code_of(agent=AGENT + "\n# changed\n")
+    blob = ObjectStore(tmp_path.as_uri()).put(other.agent[1])
+    await register_with_blob(world, code, blob)
+    request = request_of(code)
+    await world.place(request)
+    ended = await world.ended(request.session_id)
+    assert (ended.fact.status, ended.fact.code) == ("failed", "spec_not_found")
+    assert "another hash" in ended.circumstance.message
 
 
 async def test_an_object_store_that_is_away_hands_the_session_back(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
@@ -118,9 +119,16 @@ async def spec_content(
             f"{what} spec {spec_hash} is not in the log, which has got to position {position}: "
             "register it, and request the session again"
         )
-    if found.content or found.blob is None:
-        return found.content
-    return await asyncio.to_thread(blob_content, objects, found.blob, f"{what} spec {spec_hash}")
+    content = found.content
+    if not content and found.blob is not None:
+        named = f"{what} spec {spec_hash}"
+        content = await asyncio.to_thread(blob_content, objects, found.blob, named)
+    if hashlib.sha256(content).hexdigest() != spec_hash:
+        # Whoever registered it named another blob: a hash pins what runs.
+        raise SpecMissing(
+            f"what was registered as {what} spec {spec_hash} has another hash: register it again"
+        )
+    return content
 
 
 def spec_source(

@@ -32,6 +32,7 @@ from dsec.platform.bus import (
     Settler,
     TooLarge,
 )
+from dsec.platform.bus.stream import DUPLICATE_WINDOW_S
 from dsec.session.documents import ToolDocument
 from dsec.session.log_row import TOOL_RETURNED, LogRow, fact_bytes, fact_map
 from dsec.tool.effects import Memory, Past, Tool, Tools
@@ -293,11 +294,24 @@ def _judged(outcome: Outcome, document: ToolDocument) -> Outcome:
     return outcome
 
 
+def may_be_made(stored: datetime, sent: datetime, delivered: int, *, again: bool) -> bool:
+    """Whether calls of a message may have been made before: then what is known of them is asked
+    for, which costs a wait for the log.
+
+    Its lane says so where it asks again, and the server where it delivers again. A message that
+    was sent again after the server's duplicate window is another message and looks like the first;
+    it was stored long after it was made.
+    """
+    return again or delivered > 1 or (stored - sent).total_seconds() > DUPLICATE_WINDOW_S / 2
+
+
 def _read(message: Message) -> list[Asked]:
     event = message.event()
     if not isinstance(event, ToolCalled):
         raise BadMessage(f"{type(event).__name__} on {message.subject}")
     fact, told = event.fact, event.circumstance
+    envelope = message.envelope()
+    maybe_made = may_be_made(message.time, envelope.time, message.delivered, again=told.again)
     try:
         subjects.token(told.lane)
     except ValueError as error:
@@ -315,8 +329,8 @@ def _read(message: Message) -> list[Asked]:
             told.lane,
             message.sequence,
             f"{message.sequence}.{message.delivered}",
-            told.again or message.delivered > 1,
-            message.envelope().traceparent,
+            maybe_made,
+            envelope.traceparent,
         )
         for index, call in enumerate(fact.calls)
     ]
