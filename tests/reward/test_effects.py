@@ -58,13 +58,13 @@ async def test_a_spec_that_the_log_has_passed_is_absent_after_a_while() -> None:
     specs = specs_of(log, clock)
     for clock.now in (0.0, ABSENT_S_MAX - 1):
         with pytest.raises(SpecMissing, match="has got to position 7"):
-            await specs.get("x", 7)
+            await specs.get(ENV_SPEC[0], 7)
     clock.now = ABSENT_S_MAX
-    error = (await specs.get("x", 7)).error
+    error = (await specs.get(ENV_SPEC[0], 7)).error
     assert error is not None
     assert error.code == "spec_not_found"
-    log.specs["x"] = SpecContent("x", "reward", ENV_SPEC[1], None)
-    assert (await specs.get("x", 7)).is_env, "what turns up after all is used"
+    log.specs[ENV_SPEC[0]] = SpecContent(ENV_SPEC[0], "reward", ENV_SPEC[1], None)
+    assert (await specs.get(ENV_SPEC[0], 7)).is_env, "what turns up after all is used"
 
 
 async def test_a_log_that_is_behind_is_waited_for_for_ever() -> None:
