@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -20,6 +19,7 @@ from time import monotonic_ns
 from typing import Any
 from uuid import UUID
 
+from dsec.env_runtime.heap import Heap
 from dsec.env_runtime.hearing import Hearing
 from dsec.env_runtime.lane import Lane
 from dsec.env_runtime.loading import Loaded, Search
@@ -138,6 +138,7 @@ class Worker:
         }
         self._free = list(range(settings.sessions_per_worker_max - 1, -1, -1))
         self._seats: dict[UUID, Seat] = {}
+        self.heap = Heap()
         self._opening: dict[UUID, SessionPlaced] = {}
         self._cancels: OrderedDict[UUID, Input] = OrderedDict()
         self._hearing = Hearing(bus)
@@ -423,6 +424,7 @@ class Worker:
         if placed.previous_lane is not None:
             await self._follow(placed.previous_lane, lane, tail.sequence + 1)
         self._seats[placed.session_id] = seat
+        self.heap.started()
         self._opening.pop(placed.session_id, None)
         seat.published_ns = monotonic_ns()
         pending = list(opening.pending)
@@ -434,7 +436,8 @@ class Worker:
         self._running.clear()
 
     def _close(self, session_id: UUID, index: int) -> None:
-        self._seats.pop(session_id, None)
+        if self._seats.pop(session_id, None) is not None:
+            self.heap.ended(len(self._seats))
         self._opening.pop(session_id, None)
         self._cancels.pop(session_id, None)
         self._free.append(index)
@@ -651,8 +654,7 @@ async def serve(name: str, slot: Path, *, isolated: bool, settings: EnvRuntimeSe
     worker = Worker(
         name, settings, bus, reader, objects, running, isolated=isolated, telemetry=telemetry
     )
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    worker.heap.begin()
     try:
         await worker.run(stop)
     except PublishRefused as refused:
