@@ -1,8 +1,8 @@
 """The worker's garbage collection: what lives as long as its session is not looked at again.
 
-A full collection visits every object of every session, and with ten thousand sessions that takes
-seconds in which no heartbeat is sent: the worker is taken for dead. Sessions that have started are
-therefore put beyond the collector's reach, a portion at a time. Most of an ended session goes when
+A full collection visits every object of every session, and nothing else runs meanwhile: the more
+sessions, the longer every one of them waits. Those that have started are therefore put beyond the
+collector's reach, a portion at a time. Most of an ended session goes when
 nothing refers to it any more; for what refers to itself the collector is let in again once as many
 sessions have ended as there are, so that the price of a full look is shared by all of these.
 """
