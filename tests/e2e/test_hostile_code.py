@@ -80,6 +80,11 @@ HOSTILE = {
     ),
 }
 
+OUTRAN_THE_WATCH = {
+    # Where the machine is so busy that the watch comes late, the kernel's own bound stops it.
+    "starts_without_end": ("agent_raised", "Resource temporarily unavailable"),
+}
+
 BREAKS_MODULES = """
             import copy, hashlib, json, struct, traceback
             def broken(*args, **kwargs): raise RuntimeError("broken")
@@ -134,6 +139,8 @@ async def test_hostile_sessions_end_typed_and_neighbours_finish(
         assert [row.code for row in await client.wait(breaking)] == ["max_steps"]
         for name, (_, code, told) in HOSTILE.items():
             [row] = await client.wait(hostile[name])
+            if name in OUTRAN_THE_WATCH and row.code == "agent_raised":
+                code, told = OUTRAN_THE_WATCH[name]
             assert (row.status, row.code) == ("failed", code), (name, row)
             [end] = stack.sql(
                 "select circumstance from event_log where session_id = %(id)s "
