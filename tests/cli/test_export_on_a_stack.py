@@ -76,6 +76,10 @@ def test_files_have_what_the_client_gives(
     arguments = ("export", "--format", format_, "--out", str(out), "--label", "of=exports")
     told = stack.json(*arguments)
     rows = rows_of(out)
+    again = tmp_path / f"again.{format_}"
+    stack.json(*arguments[:4], str(again), *arguments[5:], "--as-of", told["as_of"])
+    assert rows_of(again) == rows
+    stack.dsec(*arguments[:4], str(again), *arguments[5:], "--as-of", "1:1", exit_code=1)
     given = _episodes(stack, ids, monkeypatch)
     assert len(rows) == len(given) == told["episodes"]
     for row, episode in zip(rows, given, strict=True):

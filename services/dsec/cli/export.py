@@ -21,6 +21,7 @@ from dsec.cli.answer import (
 )
 from dsec.cli.find import find_session
 from dsec.client.client import Client
+from dsec.platform.log import Position
 
 FORMATS = ("parquet", "minari", "jsonl")
 
@@ -33,6 +34,13 @@ def _pair(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[s
             raise click.BadParameter(f"{text!r} is no label: write it as name=value")
         pairs[name] = value
     return pairs
+
+
+def _position(_: click.Context, __: click.Parameter, given: str | None) -> Position | None:
+    try:
+        return None if given is None else Position.parse(given)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 @click.command()
@@ -50,6 +58,12 @@ def _pair(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[s
 )
 @click.option("--wait", is_flag=True, help="Wait for sessions that are not over.")
 @click.option("--finished", is_flag=True, help="Leave out sessions that are not over.")
+@click.option(
+    "--as-of",
+    callback=_position,
+    metavar="POSITION",
+    help="As the log had them at a position, such as an earlier export names.",
+)
 @click.option("--force", is_flag=True, help="Replace what is at --out.")
 @json_option
 @answers
@@ -61,6 +75,7 @@ def export(
     labels: dict[str, str],
     wait: bool,
     finished: bool,
+    as_of: Position | None,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -73,6 +88,8 @@ def export(
         )
     if wait and finished:
         raise click.UsageError("--wait and --finished say different things: give one of them")
+    if wait and as_of:
+        raise click.UsageError("--as-of looks back, and --wait forward: give one of them")
     destination = Destination(out, folder=format_ == "minari", force=force)
 
     async def work() -> dict[str, Any]:
@@ -82,7 +99,7 @@ def export(
                 if named
                 else await client.queries.selected(group_id=group_id, labels=labels)
             )
-            return await _export(client, ids, format_, destination, wait, finished)
+            return await _export(client, ids, format_, destination, wait, finished, as_of)
 
     told = run_async(work())
     if as_json:
@@ -98,36 +115,44 @@ async def _export(
     destination: Any,
     wait: bool,
     finished: bool,
+    as_of: Position | None,
 ) -> dict[str, Any]:
     from dsec.client.export.export import export as write
     from dsec.client.export.export import finished_and_not
 
     if not ids:
         raise Refused("no session matches: `dsec sessions list` shows what there is")
-    over, running = await finished_and_not(client, ids)
-    if running and not (wait or finished):
+    over, running = await finished_and_not(client, ids, as_of)
+    if running and not (wait or finished or as_of):
         raise Refused(
             f"{len(running)} of {len(ids)} sessions are not over: wait for them (--wait), or leave "
             "them out (--finished)"
         )
-    chosen = ids if wait else over
-    if not chosen:
+    if not over and as_of:
+        raise Refused(f"no session was over at {as_of}")
+    if not (over or wait):
         raise Refused("no session is over yet: wait for them with --wait")
+    if wait and running and not as_of:
+        await _wait_for(client, running)
+        over, running = ids, []
+    as_of = as_of or await client.position()
     with progress() as display:
-        task = display.add_task("sessions written", total=len(chosen))
+        task = display.add_task("sessions written", total=len(over))
         totals = await write(
             client,
-            chosen,
+            over,
             format_,
             destination,
+            as_of,
             lambda done: display.update(task, completed=done),
         )
     return {
         "ok": True,
         "path": str(destination.path),
         "format": format_,
+        "as_of": str(as_of),
         "sessions": totals.sessions,
-        "unfinished": 0 if wait else len(running),
+        "unfinished": len(running),
         "statuses": dict(sorted(totals.statuses.items())),
         "episodes": totals.episodes,
         "episodes_without_steps": totals.without_steps,
@@ -138,12 +163,19 @@ async def _export(
     }
 
 
+async def _wait_for(client: Client, ids: list[UUID]) -> None:
+    with progress() as display:
+        task = display.add_task("sessions over", total=len(ids))
+        await client.wait(ids, on_progress=lambda done: display.update(task, completed=done))
+
+
 def _print(told: dict[str, Any]) -> None:
     statuses = ", ".join(f"{count} {status}" for status, count in told["statuses"].items())
     click.echo(
         f"{told['path']}: {told['episodes']} episodes of {told['sessions']} sessions ({statuses}), "
         f"{told['steps']} steps, reward {number(told['reward_total'])}, {told['bytes']} bytes"
     )
+    click.echo(f"The same again, whatever is revised later: --as-of {told['as_of']}")
     if told["rewards_missing"]:
         click.echo(f"{told['rewards_missing']} rewards are missing: null, and False in the mask")
     if told["unfinished"]:

@@ -29,7 +29,7 @@ from dsec.client.requests import request_facts
 from dsec.client.specs import SealedSpec, SessionPlan, read_session, read_spec
 from dsec.platform.bus import Bus
 from dsec.platform.clock import utc_now
-from dsec.platform.log import LogReader
+from dsec.platform.log import LogReader, Position
 from dsec.platform.objects import ObjectStore
 from dsec_contracts import canonical
 from dsec_contracts.session import RequestFact
@@ -261,23 +261,37 @@ class Client:
             if waiting:
                 await asyncio.sleep(pause_s)
 
-    async def episodes(self, group: Sessions) -> AsyncIterator[Episode]:
+    async def position(self) -> Position:
+        """Where the log stands. What is read as of it stays what it is."""
+        return await (await self.log()).floor()
+
+    async def episodes(
+        self, group: Sessions, *, as_of: Position | None = None
+    ) -> AsyncIterator[Episode]:
         """Whole episodes in columns, session by session as these are over.
 
         A session that failed, was cancelled or rejected yields its last episode with that status
         and its code: trainers see it, and decide.
+
+        Args:
+            as_of: a position of the log, as `position` gives it: the episodes that could be read
+                there, with the rewards as they were then, whatever was revised since. Nothing is
+                waited for, and sessions that were not over yet have none.
         """
         log = await self.log()
         get_blob = self.objects().get if self.object_store_url else _no_blob
-        async for finished in self.finished(_ids(group)):
-            refused = await self.queries.rejections(finished)
+        async for finished in self.finished(_ids(group)) if as_of is None else _once(_ids(group)):
+            refused = await self.queries.rejections(finished, as_of)
             for session_id in finished:
-                rows = await log.rows(session_id)
-                if session_id in refused and not any(r.kind == "session.ended" for r in rows):
+                if as_of is None:
+                    rows = await log.rows(session_id)
+                else:
+                    rows = await log.rows(session_id, upto=as_of.sequence, epoch=as_of.epoch)
+                if any(row.kind == "session.ended" for row in rows):
+                    for episode in episodes_of(session_id, rows, get_blob):
+                        yield episode
+                elif session_id in refused:
                     yield rejected_episode(session_id, refused[session_id][0], rows)
-                    continue
-                for episode in episodes_of(session_id, rows, get_blob):
-                    yield episode
 
 
 def _new_sessions(
@@ -288,6 +302,10 @@ def _new_sessions(
     group = group_id or plan.session.group_id or str(uuid_utils.compat.uuid7())
     facts = request_facts(plan.session, plan.hashes(), ids, utc_now(), group_id=group, **how)
     return Group(group, tuple(ids)), facts
+
+
+async def _once(ids: list[UUID]) -> AsyncIterator[list[UUID]]:
+    yield ids
 
 
 def _ids(sessions: Sessions) -> list[UUID]:

@@ -12,7 +12,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from dsec.platform.db import async_engine
-from dsec_contracts.keys import session_time
+from dsec.platform.log import Position
+from dsec_contracts.keys import SYSTEM_SESSION, session_time
 
 ENDED = ("completed", "failed", "cancelled")
 FINAL = (*ENDED, "rejected")
@@ -69,6 +70,9 @@ select session_id, status, code, steps, reward_total, chain_hash, attempts, seed
 from session_summary
 """
 _REQUESTED = "select session_id from event_log where kind = 'session.requested' and step is null"
+_BY = """(epoch, sequence) <= (
+    select coalesce(cast(:epoch as integer), epoch), coalesce(cast(:sequence as bigint), sequence)
+    from log_floor order by log_floor.epoch desc limit 1)"""
 _AT = "session_id = any(:ids) and session_at between :first and :last"
 
 
@@ -92,30 +96,38 @@ class Queries:
         async with self._engine.connect() as connection:
             return list(await connection.execute(text(statement), values))
 
-    async def ended(self, ids: Sequence[UUID]) -> set[UUID]:
-        """Which of these sessions are over, at the log's floor; cheap, for polling."""
+    async def ended(self, ids: Sequence[UUID], as_of: Position | None = None) -> set[UUID]:
+        """Which of these sessions are over, at a position or the log's floor; cheap, for
+        polling."""
         if not ids:
             return set()
         rows = await self.rows(
-            f"""
-            select session_id from event_log
-            where {_AT} and key = 'ended'
-              and (epoch, sequence) <= (
-                select epoch, sequence from log_floor order by epoch desc limit 1)
-            """,
+            f"select session_id from event_log where {_AT} and key = 'ended' and {_BY}",
             **_at(ids),
+            **_by(as_of),
         )
         return {row.session_id for row in rows}
 
-    async def rejections(self, ids: Sequence[UUID]) -> dict[UUID, tuple[str, str]]:
-        """Code and message of those requests that were refused."""
+    async def rejections(
+        self, ids: Sequence[UUID], as_of: Position | None = None
+    ) -> dict[UUID, tuple[str, str]]:
+        """Code and message of those requests that were refused, at a position or the floor."""
         if not ids:
             return {}
+        events = [request_event_id(i) for i in ids]
         rows = await self.rows(
-            "select session_id, code, message from rejection "
-            "where session_id = any(:ids) and event_id = any(:events)",
+            f"""
+            select r.session_id, r.code, r.message from rejection r
+            where r.session_id = any(:ids) and r.event_id = any(:events)
+              and exists (
+                select from event_log where session_id = :system and session_at = :system_at
+                  and key = 'rejected:' || r.event_id and {_BY})
+            """,
             ids=[str(i) for i in ids],
-            events=[request_event_id(i) for i in ids],
+            events=events,
+            system=SYSTEM_SESSION,
+            system_at=session_time(SYSTEM_SESSION),
+            **_by(as_of),
         )
         return {UUID(row.session_id): (row.code, row.message or "") for row in rows}
 
@@ -217,6 +229,14 @@ def _at(ids: Sequence[UUID]) -> dict[str, Any]:
     """The parameters of `_AT`: the times keep the other partitions out of the search."""
     times: list[datetime] = [session_time(i) for i in ids]
     return {"ids": list(ids), "first": min(times), "last": max(times)}
+
+
+def _by(as_of: Position | None) -> dict[str, Any]:
+    """The parameters of `_BY`."""
+    return {
+        "epoch": None if as_of is None else as_of.epoch,
+        "sequence": None if as_of is None else as_of.sequence,
+    }
 
 
 def _summary(row: Any) -> Summary:

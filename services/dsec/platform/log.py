@@ -53,6 +53,21 @@ class Position(NamedTuple):
     epoch: int
     sequence: int
 
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The reverse of `str`.
+
+        Raises:
+            ValueError: it is no position.
+        """
+        epoch, colon, sequence = text.partition(":")
+        if not (colon and epoch.isdecimal() and sequence.isdecimal()):
+            raise ValueError(f"{text!r} is no position: it looks like 1:2345")
+        return cls(int(epoch), int(sequence))
+
+    def __str__(self) -> str:
+        return f"{self.epoch}:{self.sequence}"
+
 
 @dataclass(frozen=True, slots=True)
 class SpecContent:

@@ -14,6 +14,7 @@ from dsec.client.endpoints import ClientError
 from dsec.client.episodes import Episode
 from dsec.client.export import record
 from dsec.client.export.destination import Destination
+from dsec.platform.log import Position
 
 SESSIONS_A_PORTION = 100
 FORMATS = ("parquet", "minari", "jsonl")
@@ -49,12 +50,15 @@ class Totals:
         self.rewards_missing += record.missing_rewards(episode)
 
 
-async def finished_and_not(client: Client, ids: Sequence[UUID]) -> tuple[list[UUID], list[UUID]]:
-    """Which sessions are over and which are not, in their order."""
+async def finished_and_not(
+    client: Client, ids: Sequence[UUID], as_of: Position | None = None
+) -> tuple[list[UUID], list[UUID]]:
+    """Which sessions are over and which are not, now or at a position, in their order."""
     over: set[UUID] = set()
     for portion in _portions(ids):
-        over |= await client.queries.ended(portion)
-        over |= (await client.queries.rejections([i for i in portion if i not in over])).keys()
+        over |= await client.queries.ended(portion, as_of)
+        rest = [i for i in portion if i not in over]
+        over |= (await client.queries.rejections(rest, as_of)).keys()
     return [i for i in ids if i in over], [i for i in ids if i not in over]
 
 
@@ -63,11 +67,13 @@ async def export(
     ids: Sequence[UUID],
     format_: str,
     destination: Destination,
+    as_of: Position,
     on_progress: Callable[[int], None] | None = None,
 ) -> Totals:
-    """Write the episodes of sessions, waiting for those that are not over.
+    """Write the episodes of sessions as the log has them at a position.
 
     Args:
+        as_of: the same sessions at the same position give the same episodes, always.
         on_progress: called with the number of sessions that were read.
 
     Raises:
@@ -80,7 +86,7 @@ async def export(
         try:
             for portion in _portions(ids):
                 statuses: dict[UUID, str] = {}
-                async for episode in client.episodes(portion):
+                async for episode in client.episodes(portion, as_of=as_of):
                     if format_ == "minari":
                         await _learn_env(client, episode.specs.get("env", ""), documents)
                     writer.add(episode)
