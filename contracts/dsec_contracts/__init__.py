@@ -4,6 +4,7 @@ from dsec_contracts.anchor import AnchorCaptured, AnchorLost, AnchorStored
 from dsec_contracts.canonical import CanonicalError, decode, encode
 from dsec_contracts.catalog import BY_TYPE, EVENTS, UnknownEvent, parse
 from dsec_contracts.envelope import Envelope, EnvelopeError, Event
+from dsec_contracts.evaluation import PolicySanityChecked
 from dsec_contracts.keys import SYSTEM_SESSION, session_time
 from dsec_contracts.reward import RewardDeferred, RewardMissing, RewardScored
 from dsec_contracts.session import (
@@ -33,6 +34,7 @@ __all__ = [
     "EnvelopeError",
     "Event",
     "PolicyPublished",
+    "PolicySanityChecked",
     "RewardDeferred",
     "RewardMissing",
     "RewardScored",

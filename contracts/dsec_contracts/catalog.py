@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from dsec_contracts import anchor, reward, session, spec, step, tool, upcasters, worker
+from dsec_contracts import anchor, evaluation, reward, session, spec, step, tool, upcasters, worker
 from dsec_contracts.envelope import Event
 
 EVENTS: tuple[type[Event], ...] = (
@@ -31,6 +31,7 @@ EVENTS: tuple[type[Event], ...] = (
     anchor.AnchorCaptured,
     anchor.AnchorStored,
     anchor.AnchorLost,
+    evaluation.PolicySanityChecked,
     worker.WorkerFenced,
     worker.WorkerHeartbeat,
 )

@@ -85,6 +85,7 @@ REQUESTED = "requested"
 CANCEL_REQUESTED = "cancel_requested"
 STARTED = "started"
 ENDED = "ended"
+SANITY_CHECKED = "sanity_checked"
 
 
 def step(n: int) -> str:

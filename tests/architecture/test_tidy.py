@@ -11,7 +11,7 @@ from pathlib import Path
 from dsec.platform.cancellation import cancelled
 
 SERVICES = Path(__file__).parents[2] / "services" / "dsec"
-LOOPING = ("scheduler", "env_runtime", "reward", "tool", "anchor_sync", "recorder")
+LOOPING = ("scheduler", "env_runtime", "reward", "tool", "anchor_sync", "evaluator", "recorder")
 
 
 def endless_loops(source: str) -> Iterator[int]:

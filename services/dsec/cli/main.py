@@ -42,6 +42,9 @@ COMMANDS = {
     "metrics": Place("metrics", "metrics", "Show metrics, computed from the log."),
     "anchors": Place("anchors", "anchors", "Look at captured state, and check it."),
     "tools": Place("tools", "tools", "Look at tools and their calls."),
+    "policy-sanity-check": Place(
+        "sanity", "policy_sanity_check", "Hold what agents say of their decisions against the log."
+    ),
     "doctor": Place("doctor", "doctor", "Say what this machine and its servers lack."),
     "export": Place("export", "export", "Write episodes as Parquet, Minari or JSON lines."),
 }

@@ -15,7 +15,7 @@ from dsec.platform.settings import Settings
 from dsec.platform.stack import Endpoints, ServiceCommand, Stack
 from dsec.scheduler.settings import CONFIG_VARIABLE
 
-SERVICES = ("recorder", "scheduler", "reward", "tool", "anchor_sync", "env_runtime")
+SERVICES = ("recorder", "scheduler", "reward", "tool", "anchor_sync", "evaluator", "env_runtime")
 CONFIG_FILE = "scheduler.config.yaml"
 
 

@@ -185,6 +185,21 @@ class LogReader:
         query = _ROWS.replace(" where", f" cross join ({_FLOOR}) f where") + _UP_TO + _ORDER
         return await self._log_rows(query, session_id, at, upto, epoch)
 
+    async def said_rows(self, session_id: UUID) -> list[LogRow]:
+        """What an agent said beside its actions and what it is held against: the request, the steps
+        with extras, the tool calls, the rewards; observations left out. Nothing where the agent
+        said nothing and called nothing, as most do: that costs one look at the session."""
+        query = _ROWS.replace('l."observation"', "null::bytea").replace(
+            'l."reset_observation"', "null::bytea"
+        )
+        said = "(l.kind = 'session.stepped' and l.extras is not null or l.kind = 'tool.called')"
+        return await self._log_rows(
+            f"{query} and ({said} or l.kind in ('reward.scored', 'session.requested'))"
+            f" and exists ({_ROWS} and {said}){_ORDER}",
+            session_id,
+            keys.session_time(session_id),
+        )
+
     async def row(self, session_id: UUID, key: str) -> LogRow | None:
         """The row under a natural key."""
         query = _ROWS + " and l.key = $3"

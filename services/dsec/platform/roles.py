@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from dsec_contracts import anchor, reward, session, spec, step, subjects, tool, worker
+from dsec_contracts import anchor, evaluation, reward, session, spec, step, subjects, tool, worker
 from dsec_contracts.envelope import Event
 
 OPERATOR = "dsec"
@@ -175,6 +175,11 @@ ROLES = (
         "anchor-sync",
         events=(anchor.AnchorStored, anchor.AnchorLost),
         durable=Durable("anchor-sync", subjects.every(anchor.AnchorCaptured.event_name())),
+    ),
+    Role(
+        "evaluator",
+        events=(evaluation.PolicySanityChecked,),
+        durable=Durable("evaluator", subjects.every(session.SessionEnded.event_name())),
     ),
     Role(
         "client",

@@ -24,6 +24,7 @@ from dsec_contracts import (
     Envelope,
     Event,
     PolicyPublished,
+    PolicySanityChecked,
     RewardDeferred,
     RewardMissing,
     SessionCancelRequested,
@@ -139,6 +140,8 @@ def natural_key(event: Event) -> str:
             return keys.anchor(event.fact.position)
         case AnchorStored() | AnchorLost():
             return keys.anchor_result(event.fact.position)
+        case PolicySanityChecked():
+            return keys.SANITY_CHECKED
         case SpecRegistered():
             return keys.spec(event.fact.spec_hash)
         case PolicyPublished():
