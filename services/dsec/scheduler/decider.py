@@ -37,6 +37,7 @@ class Limits:
     worker_deaths_max: int = 64
     session_absent_limit_s: float = 60.0
     moves_max: int = 1_000
+    call_every_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def decide(
                 *_deaths(state, at_s, limits),
                 *_overdue(state, now),
                 *_ends(state, limits),
-                *_placements(state, rule),
+                *_placements(state, limits, rule),
             ]
 
 
@@ -170,7 +171,16 @@ def _verdict(session: Session, limits: Limits) -> tuple[EndStatus, str, str] | N
     return None
 
 
-def _placements(state: SchedulerState, rule: Rule) -> Iterator[Place]:
+def _room(state: SchedulerState, limits: Limits) -> dict[str, int]:
+    """How many more sessions may ask each declared service: all that are placed could make a call
+    every `call_every_s` within its budget. One always may, or it would wait for ever."""
+    return {
+        name: max(1, int(qps_budget * limits.call_every_s)) - state.callers[name]
+        for name, (_, qps_budget) in state.budgets.items()
+    }
+
+
+def _placements(state: SchedulerState, limits: Limits, rule: Rule) -> Iterator[Place]:
     if state.queued == 0:
         return
     workers = tuple(
@@ -184,9 +194,10 @@ def _placements(state: SchedulerState, rule: Rule) -> Iterator[Place]:
         if not (worker.isolated or worker.held)
     )
     suspects = state.first(True, len(workers))
-    waiting = suspects + state.first(False, min(free, PLACEMENTS_PER_DECISION_MAX))
+    room = _room(state, limits)
+    waiting = suspects + state.first(False, min(free, PLACEMENTS_PER_DECISION_MAX), room)
     queue = tuple(
-        Waiting(session.session_id, session.alone)
+        Waiting(session.session_id, session.alone, bool(session.services))
         for session in waiting
         if session.session_id not in state.review  # it is about to end
     )
@@ -211,4 +222,6 @@ def _placements(state: SchedulerState, rule: Rule) -> Iterator[Place]:
 def _load(state: SchedulerState, worker: Worker) -> WorkerLoad:
     lanes = tuple((lane, worker.lane_counts.get(lane, 0)) for lane in worker.lanes)
     held = len(worker.sessions) == 1 and any(state.sessions[one].alone for one in worker.sessions)
-    return WorkerLoad(worker.name, lanes, worker.capacity_sessions, worker.isolated, held)
+    callers = tuple((lane, n) for lane, n in sorted(worker.lane_callers.items()) if n)
+    capacity = worker.capacity_sessions
+    return WorkerLoad(worker.name, lanes, capacity, worker.isolated, held, callers)

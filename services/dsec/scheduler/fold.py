@@ -78,7 +78,8 @@ def admitted(state: SchedulerState, request: RequestFact, sequence: int) -> Sess
     if session_id in state.sessions:
         return None
     cause = keys.of(session_id, keys.REQUESTED)
-    session = Session(request, digest, sequence, cause=cause)
+    services = state.asked.get(request.reward_fn_hash, ())
+    session = Session(request, digest, sequence, cause=cause, services=services)
     state.add(session)
     early = state.early_cancels.pop(session_id, None)
     if early is not None:
@@ -163,7 +164,7 @@ def _fenced(state: SchedulerState, event: WorkerFenced, sequence: int) -> None:
     for session_id in sorted(worker.sessions):
         session = state.sessions[session_id]
         if session.status == "queued":  # its placement is in flight and will come to nothing
-            session.worker = session.lane = None
+            state.detach(session)
             continue
         session.reason = f"worker {fact.worker} was fenced ({fact.reason})"
         session.cause = keys.of(keys.SYSTEM_SESSION, keys.fenced(fact.worker))

@@ -91,6 +91,7 @@ class Scheduler:
             config.worker_deaths_max,
             config.session_absent_limit_s,
             config.moves_max,
+            config.rate_limited_services.call_every_s,
         )
         self.state = SchedulerState(monotonic())
         self._traces = Traces(telemetry, self.state.closed)

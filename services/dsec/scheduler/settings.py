@@ -30,7 +30,6 @@ RESERVED_KEYS = (
     "curriculum",
     "execution_plan",
     "fair_share",
-    "rate_limited_services",
     "resource_overcommit_ratio",
     "reward_variance_window",
     "worker_pool",
@@ -72,6 +71,15 @@ class SessionLifecycle(Section):
     """How long to wait for the log to pass a fence before trying again later."""
 
 
+class RateLimitedServices(Section):
+    """How sessions are spread whose reward functions ask outside services with a budget."""
+
+    call_every_s: Annotated[float, Field(gt=0, le=3_600)] = 2.0
+    """As many of a service's callers run at a time as could each make a call so often within its
+    `qps_budget`; the others wait in the queue and hold up nobody. Larger than a step takes, or the
+    budget is not used up; much larger, and running sessions wait for each other instead."""
+
+
 class SchedulerConfig(Section):
     """The whole file."""
 
@@ -85,6 +93,7 @@ class SchedulerConfig(Section):
     """A worker that has not named a session for longer, though it was placed there and the stream
     shows no end of it, has lost it, and is dead."""
     session_lifecycle: SessionLifecycle = SessionLifecycle()
+    rate_limited_services: RateLimitedServices = RateLimitedServices()
     worker_deaths_max: Annotated[int, Field(ge=1, le=100_000, strict=True)] = 64
     """Deaths of workers that a session may see without being their cause; then it ends, code
     `infrastructure`."""

@@ -11,7 +11,8 @@ so that one integer orders everything.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Generic, Literal, TypeVar
@@ -53,6 +54,8 @@ class Session:
     cause: str = ""
     """The natural key of what put it into the queue."""
     reason: str = "admitted"
+    services: tuple[str, ...] = ()
+    """The outside services that its reward function asks."""
     deaths: dict[int, int] = field(default_factory=dict)
     """Deaths of workers that it caused, by step."""
     death_reason: DeathReason | None = None
@@ -107,11 +110,22 @@ class Worker:
     sessions: set[UUID] = field(default_factory=set)
     """Those it has, and those whose placement is in flight."""
     lane_counts: dict[str, int] = field(default_factory=dict)
+    lane_callers: dict[str, int] = field(default_factory=dict)
+    """Of these, those that ask outside services."""
     rounds: float = 0.0
     """How often it has named all of its sessions, by the parts that each beat has room for."""
     absent: dict[UUID, Absence] = field(default_factory=dict)
     """Those it has by the stream and has not named since, the longest first."""
     fence_in_flight: bool = False
+
+
+def _waits(session: Session, found: Mapping[UUID, Session]) -> bool:
+    fresh = session.session_id not in found
+    return fresh and session.status == "queued" and session.in_flight is None
+
+
+def _queue_of(session: Session) -> tuple[str, ...] | None:
+    return None if session.alone else session.services
 
 
 class Bounded(OrderedDict[K, bytes], Generic[K]):
@@ -135,6 +149,12 @@ class SchedulerState:
     def __init__(self, listening_since_s: float = 0.0) -> None:
         self.specs: dict[str, str] = {}
         self.policies: set[str] = set()
+        self.asked: dict[str, tuple[str, ...]] = {}
+        """Reward specs whose functions ask outside services, and which."""
+        self.budgets: dict[str, tuple[int, float]] = {}
+        """Of declared services: the version of the declaration and requests a second."""
+        self.callers: Counter[str] = Counter()
+        """By service: sessions on a worker that ask it."""
         self.sessions: dict[UUID, Session] = {}
         self.workers: dict[str, Worker] = {}
         self.fenced: set[str] = set()
@@ -150,7 +170,9 @@ class SchedulerState:
         self.review: set[UUID] = set()
         """Queued sessions that may have to end instead of being placed."""
         self.queued = 0
-        self._queues: tuple[list[tuple[int, int, UUID]], list[tuple[int, int, UUID]]] = ([], [])
+        self._queues: dict[tuple[str, ...] | None, list[tuple[int, int, UUID]]] = {}
+        """By the services that are asked, so that those whose service is busy hold up no others;
+        under None those that must be alone."""
         self._deadlines: list[tuple[datetime, UUID]] = []
 
     # -- the queue -----------------------------------------------------------------------------
@@ -165,24 +187,40 @@ class SchedulerState:
     def push(self, session: Session) -> None:
         """Put a waiting session where the next placement finds it."""
         entry = (-session.request.priority, session.position, session.session_id)
-        heapq.heappush(self._queues[session.alone], entry)
+        heapq.heappush(self._queues.setdefault(_queue_of(session), []), entry)
 
-    def first(self, alone: bool, count: int) -> list[Session]:
-        """The first `count` waiting sessions. The queue stays as it is, but for entries that no
-        longer wait, which are dropped here."""
-        queue = self._queues[alone]
+    def first(
+        self, alone: bool, count: int, room: Mapping[str, int] | None = None
+    ) -> list[Session]:
+        """The first `count` waiting sessions. The queues stay as they are, but for entries that no
+        longer wait, which are dropped here.
+
+        Args:
+            room: how many more sessions may ask a service; one that is not named has no bound.
+        """
+        left = dict(room or {})
+        heads = [(q[0], k) for k, q in self._queues.items() if q and (k is None) == alone]
+        heads.sort(key=lambda head: head[0])
         found: dict[UUID, Session] = {}
         kept = []
-        while queue and len(found) < count:
-            entry = heapq.heappop(queue)
-            session = self.sessions.get(entry[2])
-            if session is None or session.alone != alone or entry[2] in found:
+        while heads and len(found) < count:
+            entry, key = heads[0]
+            if any(left.get(name, 1) <= 0 for name in key or ()):
+                heapq.heappop(heads)  # all of this queue ask the same
                 continue
-            if session.status == "queued" and session.in_flight is None:
+            queue = self._queues[key]
+            heapq.heappop(queue)
+            session = self.sessions.get(entry[2])
+            if session is not None and _queue_of(session) == key and _waits(session, found):
                 found[entry[2]] = session
-                kept.append(entry)
-        for entry in kept:
-            heapq.heappush(queue, entry)
+                kept.append((key, entry))
+                left.update((name, left[name] - 1) for name in key or () if name in left)
+            if queue:
+                heapq.heapreplace(heads, (queue[0], key))
+            else:
+                heapq.heappop(heads)
+        for key, entry in kept:
+            heapq.heappush(self._queues[key], entry)
         return list(found.values())
 
     def watch(self, session: Session) -> None:
@@ -215,6 +253,9 @@ class SchedulerState:
             entry = self.workers[worker] = Worker(worker)
         entry.sessions.add(session.session_id)
         entry.lane_counts[lane] = entry.lane_counts.get(lane, 0) + 1
+        if session.services:
+            entry.lane_callers[lane] = entry.lane_callers.get(lane, 0) + 1
+            self.callers.update(session.services)
 
     def detach(self, session: Session) -> None:
         """The session is on no worker any more."""
@@ -223,6 +264,10 @@ class SchedulerState:
             entry.sessions.discard(session.session_id)
             entry.absent.pop(session.session_id, None)
             entry.lane_counts[session.lane or ""] -= 1
+            if session.services:
+                entry.lane_callers[session.lane or ""] -= 1
+        if session.worker is not None:
+            self.callers.subtract(session.services)
         session.worker = session.lane = None
 
     def mark_placed(self, session: Session) -> None:
