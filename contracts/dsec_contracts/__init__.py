@@ -7,6 +7,7 @@ from dsec_contracts.envelope import Envelope, EnvelopeError, Event
 from dsec_contracts.evaluation import PolicySanityChecked
 from dsec_contracts.keys import SYSTEM_SESSION, session_time
 from dsec_contracts.reward import RewardDeferred, RewardMissing, RewardScored
+from dsec_contracts.service import ServiceDeclared
 from dsec_contracts.session import (
     SessionCancelRequested,
     SessionEnded,
@@ -38,6 +39,7 @@ __all__ = [
     "RewardDeferred",
     "RewardMissing",
     "RewardScored",
+    "ServiceDeclared",
     "SessionCancelRequested",
     "SessionEnded",
     "SessionPlaced",

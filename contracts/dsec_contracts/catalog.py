@@ -6,12 +6,24 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from dsec_contracts import anchor, evaluation, reward, session, spec, step, tool, upcasters, worker
+from dsec_contracts import (
+    anchor,
+    evaluation,
+    reward,
+    service,
+    session,
+    spec,
+    step,
+    tool,
+    upcasters,
+    worker,
+)
 from dsec_contracts.envelope import Event
 
 EVENTS: tuple[type[Event], ...] = (
     spec.SpecRegistered,
     spec.PolicyPublished,
+    service.ServiceDeclared,
     session.SessionRequested,
     session.SessionCancelRequested,
     session.SessionRejected,

@@ -184,6 +184,11 @@ def policy(name: str, version: str) -> str:
     return f"policy:{name}.{version}"
 
 
+def service(name: str, version: int) -> str:
+    """The key of one declaration of an outside service."""
+    return f"service:{name}.{version}"
+
+
 def of(session_id: UUID, key: str) -> str:
     """`<session id>/<key>`: the name of an event anywhere."""
     return f"{session_id}/{key}"

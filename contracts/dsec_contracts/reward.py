@@ -19,6 +19,18 @@ REWARD_FIELDS = (
 )
 
 
+RESPONSE_FIELDS = (
+    "service",  # its name
+    "method",  # GET, POST, ...
+    "path",  # below its base URL
+    "request_hash",  # 16 bytes: of the canonical [params, json]
+    "ordinal",  # int, from 0 among equal requests of one step
+    "status",  # int: the HTTP status
+    "headers",  # {lower-case name: value}: those that say how to read the body
+    "body",  # bytes
+)
+
+
 class RewardColumns(Part):
     """Parallel arrays over the rewards of one tick."""
 
@@ -33,6 +45,10 @@ class RewardColumns(Part):
     """16 bytes a row: head of the chain hash of the step; delivered only if it matches."""
     fact: VarColumn
     """Canonical array of `REWARD_FIELDS`."""
+    responses: VarColumn | None = Field(default=None, exclude_if=lambda column: column is None)
+    """What outside services answered, from which the reward can be computed anew: a canonical
+    array of `RESPONSE_FIELDS` rows in the order in which they were asked, or a reference to a blob
+    that holds it; empty where none was asked. Null: none was in the whole message."""
 
 
 class RewardCircumstance(Part):
@@ -63,7 +79,7 @@ class RewardScored(Event):
                 "value": (row.value, 8),
                 "cause": (row.cause, 16),
             },
-            {"fact": row.fact},
+            {"fact": row.fact} | ({"responses": row.responses} if row.responses else {}),
         )
         return self
 

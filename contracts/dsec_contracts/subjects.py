@@ -23,6 +23,7 @@ STREAM_SUBJECTS = [
     "dsec.anchor.>",
     "dsec.spec.>",
     "dsec.policy.>",
+    "dsec.service.>",
     "dsec.curriculum.>",
     "dsec.feedback.>",
     "dsec.worker.fenced.>",

@@ -4,9 +4,13 @@ import math
 from datetime import UTC, datetime
 
 import pytest
+from tests.replay.conftest import SESSION_ID
 
 from dsec.replay.verify import request_of, rscr, verify
+from dsec.reward.reexecution import answered, recorded
+from dsec.reward.services import Request, Response
 from dsec.session.io import SessionConfig
+from dsec.session.local import run_in_memory
 from dsec.session.observations import reference
 from dsec.session.program import session_config
 from dsec_contracts.canonical import decode, encode
@@ -209,3 +213,65 @@ def test_a_config_is_made_from_the_logged_request(cartpole):
     config = session_config(request, cartpole.program)
     assert (config.seed, config.max_steps, config.agent_stream) == (2**63 - 1, 12, 3)
     assert request_of(rows[1:]) is None
+
+
+ASKING = """
+import dsec
+
+@dsec.reward(services=["stock"])
+async def reward(t, services):
+    found = await services["stock"].get("/left", params={"step": t.step})
+    return {"left": found.json(), "alive": t.env_reward}
+"""
+
+
+class Answering:
+    """A scorer whose function is answered, and the answers that are in the log then."""
+
+    def __init__(self, scorer):
+        self.scorer = scorer
+        self.recorded = {}
+
+    def score(self, fact, before, after):
+        step = decode(fact)[0]
+        response = Response(200, {}, str(step * 0.5).encode())
+        asked = Request("stock", "GET", "/left", (("step", str(step)),), None)
+        self.recorded[step] = recorded(answered([asked], [response], []))
+        return self.scorer.score(fact, before, after, self.recorded[step])
+
+
+def with_services(made):
+    asking = made(reward=ASKING)
+    answering = Answering(asking.scorer)
+    rows = run_in_memory(asking.program, CONFIG, SESSION_ID, answering)
+    rewards = {f"reward:{step}.1": data for step, data in answering.recorded.items()}
+    return asking, [r._replace(extras=rewards.get(r.key, r.extras)) for r in rows]
+
+
+def test_rewards_are_computed_anew_from_what_services_answered(made):
+    asking, rows = with_services(made)
+    verdict = check(asking, rows)
+    assert verdict.ok
+    assert verdict.rewards_compared == 40
+    assert rscr([verdict]) == 1.0
+    stored = {"k": next(r.extras for r in rows if r.key == "reward:9.1")}
+    kept = reference("k", len(stored["k"]))
+    moved = [r._replace(extras=kept) if r.key == "reward:9.1" else r for r in rows]
+    assert check(asking, moved, get_blob=stored.__getitem__).ok
+    lost = check(asking, moved, get_blob={}.__getitem__).first_divergence
+    assert (lost.step, lost.field) == (9, "reward")
+    assert "what services answered is lost" in lost.actual
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [(lambda _: None, "service_unanswered"), (lambda data: data[:-3] + b"9.9", None)],
+)
+def test_another_response_than_the_recorded_one_is_found(made, change, told):
+    asking, rows = with_services(made)
+    false = [r._replace(extras=change(r.extras)) if r.key == "reward:21.1" else r for r in rows]
+    verdict = check(asking, false)
+    assert not verdict.reward_ok
+    assert verdict.first_divergence.step == 21
+    if told:
+        assert told in verdict.first_divergence.actual

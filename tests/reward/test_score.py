@@ -283,8 +283,12 @@ def test_chance_is_the_steps_own() -> None:
         (returning("{str(n): 1 for n in range(65)}"), "reward_invalid", "65 components"),
         (returning("1 / 0"), "reward_raised", "ZeroDivisionError"),
         (returning("exit(0)").replace("@", "import sys\n@"), "reward_raised", "SystemExit"),
-        (returning("services['scores']"), "reward_raised", "no service is declared"),
-        (returning("services.get('scores', 1)"), "reward_raised", "no service is declared"),
+        (returning("services['scores']"), "service_not_declared", "declares no service 'scores'"),
+        (
+            returning("services.get('scores', 1)"),
+            "service_not_declared",
+            "declares no service 'scores'",
+        ),
         (
             "class Bad:\n    def __float__(self):\n        raise KeyboardInterrupt\n"
             "def score(t, services):\n    return Bad()\n",
@@ -321,3 +325,39 @@ def test_a_documents_weights_come_before_the_functions() -> None:
     source = b"import dsec\n@dsec.reward(weights={'a': 1})\ndef score(t, s):\n    return {'a': 2}\n"
     scorer = load_scorer(*seal("reward", document, {"reward.py": source}))
     assert scorer.score(step_fact(), None, None).value == 6.0
+
+
+# -- NaN and infinities that are meant
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_what_is_not_finite_is_recorded_exactly_where_that_is_meant(value: str) -> None:
+    body = returning(f"{{'a': float('{value}'), 'b': 1}}", "nonfinite=True")
+    found = score(body)
+    assert encode(found.components["a"]) == encode([float(value), 1.0])
+    assert encode(found.value) == encode(float(value))
+    assert encode(float(value)) in found.body()
+    document = RewardDocument(entry="reward.py:score", nonfinite=True)
+    source = ("import dsec\n" + returning(f"float('{value}')")).encode()
+    spec = seal("reward", document, {"reward.py": source})
+    assert encode(load_scorer(*spec).score(step_fact(), BEFORE, AFTER).value) == encode(
+        float(value)
+    )
+    error = refusal(returning(f"{{'a': float('{value}'), 'b': 1}}"))
+    assert "component 'a'" in error.message
+    assert "nonfinite" in error.message
+
+
+def test_a_spec_that_uses_no_new_key_keeps_its_name() -> None:
+    assert RewardDocument(entry="reward.py:score").model_dump() == {
+        "entry": "reward.py:score",
+        "code": ["*.py"],
+        "weights": {},
+        "per": "step",
+    }
+
+
+@pytest.mark.parametrize("services", ["stock", ["a b"], [3], ["x"] * 33, 7])
+def test_services_that_are_refused(services: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="services"):
+        dsec.reward(services=services)

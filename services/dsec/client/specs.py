@@ -301,12 +301,11 @@ def read_reward(entry: str, folder: Path, where: str = "reward") -> SealedSpec:
         folder, entry = path.parent, f"{path.name}:{name}"
         mapping["code"] = local_imports(folder, path.name)
         files = collect(folder, mapping["code"], f"{where}: reward")
-    weights, per = _decoration(entry, files, where)
-    mapping |= {"entry": entry, "weights": weights, "per": per}
+    mapping |= {"entry": entry} | _decoration(entry, files, where)
     return _seal("reward", mapping, folder, f"{where}: reward {entry}")
 
 
-def _decoration(entry: str, files: Mapping[str, bytes], where: str) -> tuple[Any, Any]:
+def _decoration(entry: str, files: Mapping[str, bytes], where: str) -> dict[str, Any]:
     digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
     namespace = load_code(digest, files, f"{where}: reward")
     try:
@@ -320,7 +319,12 @@ def _decoration(entry: str, files: Mapping[str, bytes], where: str) -> tuple[Any
             f"{where}: reward: {entry} is no reward function: decorate it with "
             "`@dsec.reward(weights={...})`"
         )
-    return dict(function.weights or {}), function.per
+    return {
+        "weights": dict(function.weights or {}),
+        "per": function.per,
+        "services": list(getattr(function, "services", ())),
+        "nonfinite": getattr(function, "nonfinite", False) is True,
+    }
 
 
 def load_code(spec_hash: str, files: Mapping[str, bytes], where: str) -> CodeNamespace:

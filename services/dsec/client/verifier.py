@@ -26,7 +26,7 @@ from dsec.platform.parent import die_with_parent
 from dsec.platform.settings import configure_logging
 from dsec.platform.specs import blob_content
 from dsec.replay.verify import Verdict, request_of, verify
-from dsec.reward.score import RewardError, Score, Scorer, load_scorer
+from dsec.reward.score import Asks, RewardError, Score, Scorer, load_scorer
 from dsec.session.log_row import LogRow
 from dsec.session.program import Program, ProgramError, load_program, session_config
 from dsec.session.rerun import Divergence
@@ -119,14 +119,20 @@ class _Guarded(Scorer):
         self.needs_prior = self._scorer is not None and self._scorer.needs_prior
 
     def score(
-        self, step_fact: bytes, observation: bytes | None, next_observation: bytes | None
+        self,
+        step_fact: bytes,
+        observation: bytes | None,
+        next_observation: bytes | None,
+        responses: bytes = b"",
     ) -> Score:
         """See `Scorer`."""
         if self._scorer is None:
             assert self._refusal is not None
             raise self._refusal
         try:
-            return self._scorer.score(step_fact, observation, next_observation)
+            return self._scorer.score(step_fact, observation, next_observation, responses)
+        except Asks:
+            raise
         except RewardError as error:
             raise RewardError(error.code, last_line(error.message)) from error
         except BaseException as error:  # SystemExit too: it is user code's

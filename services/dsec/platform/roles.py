@@ -16,7 +16,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from dsec_contracts import anchor, evaluation, reward, session, spec, step, subjects, tool, worker
+from dsec_contracts import (
+    anchor,
+    evaluation,
+    reward,
+    service,
+    session,
+    spec,
+    step,
+    subjects,
+    tool,
+    worker,
+)
 from dsec_contracts.envelope import Event
 
 OPERATOR = "dsec"
@@ -186,6 +197,7 @@ ROLES = (
         events=(
             spec.SpecRegistered,
             spec.PolicyPublished,
+            service.ServiceDeclared,
             session.SessionRequested,
             session.SessionCancelRequested,
         ),

@@ -62,6 +62,7 @@ def reward_table(arrivals: Sequence[Arrival], epoch: int) -> pa.Table:
         "step": _numbers(step),
         "key": _key("reward:", step, _fixed(parts, "revision", "<i4")),
         "cause": _as(_key("step:", step), pa.binary()),
+        "extras": _responses(parts, [event.rows for event in events]),
     }
     return _table(columns)
 
@@ -183,12 +184,25 @@ def _variable_of_width(parts: Sequence[Any], name: str, width_bytes: int) -> pa.
 
 
 def _variable(parts: Sequence[Any], name: str, *, empty_is_null: bool) -> pa.Array:
-    columns: list[VarColumn] = [getattr(part, name) for part in parts]
+    return _joined([getattr(part, name) for part in parts], empty_is_null=empty_is_null)
+
+
+def _joined(columns: Sequence[VarColumn], *, empty_is_null: bool) -> pa.Array:
     lengths = np.concatenate([np.diff(np.frombuffer(c.offsets, "<i4")) for c in columns])
     data = b"".join([c.data for c in columns])
     if empty_is_null and not data:
         return pa.nulls(len(lengths), pa.binary())
     return _binary(pa.binary(), lengths, data, empty_is_null=empty_is_null)
+
+
+def _responses(parts: Sequence[Any], rows: list[int]) -> pa.Array:
+    """What services answered; null on the rows of messages that say nothing of it."""
+    if all(part.responses is None for part in parts):
+        return pa.nulls(sum(rows), pa.binary())
+    columns = [
+        part.responses or VarColumn.pack([b""] * n) for part, n in zip(parts, rows, strict=True)
+    ]
+    return _joined(columns, empty_is_null=True)
 
 
 def _binary(

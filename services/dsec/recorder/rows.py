@@ -27,6 +27,7 @@ from dsec_contracts import (
     PolicySanityChecked,
     RewardDeferred,
     RewardMissing,
+    ServiceDeclared,
     SessionCancelRequested,
     SessionEnded,
     SessionPlaced,
@@ -146,6 +147,8 @@ def natural_key(event: Event) -> str:
             return keys.spec(event.fact.spec_hash)
         case PolicyPublished():
             return keys.policy(event.fact.name, event.fact.version)
+        case ServiceDeclared():
+            return keys.service(event.fact.name, event.fact.version)
         case WorkerFenced():
             return keys.fenced(event.fact.worker)
     raise TypeError(f"{type(event).__name__} has no natural key of its own")

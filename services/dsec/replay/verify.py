@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from dsec.reward.score import RewardError, Scorer, reward_fact
+from dsec.reward.score import Asks, RewardError, Scorer, reward_fact
 from dsec.session import log_row
 from dsec.session.io import SessionConfig
 from dsec.session.log_row import RecordedGap, Row, fact_map, position
@@ -184,8 +184,10 @@ class _Rewards:
             if self.divergence is not None:
                 return
 
-    def _score(self, scorer: Scorer, row: Row, first: bytes) -> tuple[float, bytes]:
-        """Value and fact of a step's reward.
+    def _score(
+        self, scorer: Scorer, row: Row, first: bytes, responses: bytes | None
+    ) -> tuple[float, bytes]:
+        """Value and fact of a step's reward, from what services answered when it was scored.
 
         Raises:
             RewardError: it has none.
@@ -195,26 +197,27 @@ class _Rewards:
         prior = first if step == 0 or before is None else before.reset_observation
         if not prior and before is not None:
             prior = before.observation
-        observation = self._observation(prior) if scorer.needs_prior else b""
-        after = self._observation(row.observation) if scorer.needs_prior else b""
-        score = scorer.score(bytes(row.fact), observation, after)
+        observation = self._recorded(prior) if scorer.needs_prior else b""
+        after = self._recorded(row.observation) if scorer.needs_prior else b""
+        answers = self._recorded(responses, "what services answered")
+        score = scorer.score(bytes(row.fact), observation, after, answers)
         cause = bytes(row.chain or b"")[:16]
         return score.value, reward_fact(step, 1, score.value, score.components, cause)
 
-    def _observation(self, recorded: bytes | None) -> bytes:
+    def _recorded(self, recorded: bytes | None, what: str = "an observation") -> bytes:
         data = bytes(recorded or b"")
         if self.get_blob is None:
             return data
         try:
             return resolve(data, self.get_blob)
         except Exception as error:  # whatever a store raises, the other steps can be compared
-            raise RewardError("step_malformed", f"an observation is lost: {error}") from error
+            raise RewardError("step_malformed", f"{what} is lost: {error}") from error
 
     def _compare_scored(self, scorer: Scorer, row: Row, reward: Row, first: bytes) -> None:
         step, recorded = row.step, bytes(reward.fact)
         self.compared += 1
         try:
-            value, fact = self._score(scorer, row, first)
+            value, fact = self._score(scorer, row, first, reward.extras)
         except RewardError as error:
             self.divergence = Divergence(step, "reward", reward.value, f"none: {error}")
             return
@@ -229,7 +232,11 @@ class _Rewards:
             return
         self.compared += 1
         try:
-            value, _ = self._score(scorer, row, first)
+            value, _ = self._score(scorer, row, first, None)
+        except Asks:
+            # What services answered is recorded with rewards alone, so nothing is to be compared.
+            self.compared -= 1
+            return
         except RewardError as error:
             if error.code != code:
                 self.divergence = Divergence(row.step, "reward", f"none: {code}", str(error))

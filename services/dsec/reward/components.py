@@ -24,6 +24,11 @@ Code = Literal[
     "reward_crashed",
     "step_malformed",
     "spec_not_found",
+    "reward_nondeterministic",
+    "reward_stateful",
+    "responses_malformed",
+    "service_not_declared",
+    "service_unanswered",
     "blob_not_found",
 ]
 
@@ -52,7 +57,13 @@ class Score:
 class Components:
     """The components of one reward spec."""
 
-    def __init__(self, weights: Mapping[str, float]) -> None:
+    def __init__(self, weights: Mapping[str, float], *, nonfinite: bool = False) -> None:
+        """Prepare.
+
+        Args:
+            nonfinite: NaN and infinities are meant, and recorded as they are.
+        """
+        self._nonfinite = nonfinite
         self._weights = {name: weights[name] for name in sorted(weights)}
         self._names = set(weights)  # those that were checked
 
@@ -63,7 +74,7 @@ class Components:
             RewardError: `reward_invalid`; numbers of the user's own making may raise anything.
         """
         if type(result) is not dict and not isinstance(result, Mapping):
-            return {self._only_name(): _finite(result, None)}
+            return {self._only_name(): self._number(result, None)}
         if not result:
             raise RewardError("reward_invalid", "the function returned no component")
         if len(result) > COMPONENTS_MAX:
@@ -75,7 +86,8 @@ class Components:
         for name in result.keys() - self._names:
             self._check_name(name)
         # One order, since the sum of floats depends on it.
-        return {name: _finite(result[name], name) for name in self._weights or sorted(result)}
+        names = self._weights or sorted(result)
+        return {name: self._number(result[name], name) for name in names}
 
     def _check_name(self, name: Any) -> None:
         try:
@@ -111,23 +123,35 @@ class Components:
             weight = self._weights.get(name, 1.0)
             components[name] = [score, weight]
             value += weight * score
-        if not math.isfinite(value):
+        if not self._nonfinite and not math.isfinite(value):
             raise RewardError("reward_invalid", f"the weighted total is {value}")
         return Score(value, components)
 
+    def _number(self, score: Any, name: Any) -> float:
+        number = _plain(score, name)
+        if not self._nonfinite and not math.isfinite(number):
+            raise RewardError(
+                "reward_invalid",
+                f"{_which(name)} is {number}; where that is meant, declare `nonfinite: true`",
+            )
+        return number
 
-def _finite(score: Any, name: Any) -> float:
-    """A score as a plain float; an infinite or missing one is refused by its component's name."""
-    which = "the reward" if name is None else f"component {name!r:.200}"
+
+def _which(name: Any) -> str:
+    return "the reward" if name is None else f"component {name!r:.200}"
+
+
+def _plain(score: Any, name: Any) -> float:
+    """A score as a plain float; what is none is refused by its component's name."""
     kind = type(score)
     if kind is not float:
         # `ndim`: an array of one item converts too, and is a mistake in most functions.
         if not hasattr(kind, "__float__") or getattr(score, "ndim", 0) != 0:
-            raise RewardError("reward_invalid", f"{which} is no number but {kind.__name__}")
+            raise RewardError("reward_invalid", f"{_which(name)} is no number but {kind.__name__}")
         try:
             score = float(score)
         except OverflowError:
-            raise RewardError("reward_invalid", f"{which} is too large for a float") from None
-    if not math.isfinite(score):
-        raise RewardError("reward_invalid", f"{which} is {score}")
+            raise RewardError(
+                "reward_invalid", f"{_which(name)} is too large for a float"
+            ) from None
     return float(score)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, overload
 
@@ -11,6 +12,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 COMPONENTS_MAX = 64
 COMPONENT_NAME_CHARS_MAX = 128
+SERVICES_MAX = 32
+_SERVICE_NAME = re.compile(r"[A-Za-z0-9_\-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,11 @@ class Transition:
 def declare(function: F, /) -> F: ...
 @overload
 def declare(
-    *, weights: Mapping[str, float] | None = None, per: Literal["step", "episode"] = "step"
+    *,
+    weights: Mapping[str, float] | None = None,
+    per: Literal["step", "episode"] = "step",
+    services: Sequence[str] = (),
+    nonfinite: bool = False,
 ) -> Callable[[F], F]: ...
 def declare(
     function: F | None = None,
@@ -58,17 +65,23 @@ def declare(
     *,
     weights: Mapping[str, float] | None = None,
     per: str = "step",
+    services: Sequence[str] = (),
+    nonfinite: bool = False,
 ) -> F | Callable[[F], F]:
     """Declare a reward function; users write `@dsec.reward(weights={...}, per="step")`.
 
     The function is `def f(t: Transition, services)` or `async def`, and returns a number or a
-    mapping of named numbers. It must depend on the transition alone. The declaration is kept on the
-    function as `weights` and `per`.
+    mapping of named numbers. It must depend on the transition and on what services answer, and
+    keep nothing between calls. The declaration is kept on the function, by the names of the
+    arguments.
 
     Args:
         weights: what each component counts; exactly these must be returned. Without weights every
             returned component counts 1.0.
         per: "step".
+        services: names of the outside services that it may ask. Each is declared once for the
+            installation (`dsec services declare`).
+        nonfinite: whether NaN and infinities are meant; otherwise they are refused.
 
     Raises:
         TypeError, ValueError: says which argument is wrong.
@@ -79,6 +92,7 @@ def declare(
     if per != "step":
         raise ValueError(f'per must be "step", not {per!r}')
     checked = check_weights(weights or {})
+    named = check_services(services)
 
     def decorate(decorated: F) -> F:
         if not callable(decorated):
@@ -86,6 +100,8 @@ def declare(
         declared: Any = decorated
         declared.weights = dict(checked)
         declared.per = per
+        declared.services = list(named)
+        declared.nonfinite = bool(nonfinite)
         return decorated
 
     return decorate if function is None else decorate(function)
@@ -110,6 +126,22 @@ def check_weights(weights: Mapping[str, float]) -> dict[str, float]:
             raise ValueError(f"weight {name!r} is {weight}")
         checked[name] = float(weight)
     return checked
+
+
+def check_services(services: Sequence[str]) -> tuple[str, ...]:
+    """Names of services, without repetition.
+
+    Raises:
+        TypeError, ValueError: names the one that is wrong.
+    """
+    if isinstance(services, str) or not isinstance(services, Sequence):
+        raise TypeError("services is a list of names")
+    for name in services:
+        if not isinstance(name, str) or not _SERVICE_NAME.fullmatch(name):
+            raise ValueError(f"services: {name!r:.80} names no service: letters, digits, - and _")
+    if len(services) > SERVICES_MAX:
+        raise ValueError(f"{len(services)} services; a reward may ask {SERVICES_MAX}")
+    return tuple(dict.fromkeys(services))
 
 
 def check_name(name: Any) -> None:

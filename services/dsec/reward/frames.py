@@ -8,8 +8,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from dsec.reward.services import Request, malformed
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.columns import VarColumn
 
@@ -24,6 +25,8 @@ class Task(NamedTuple):
     fact: bytes
     observation: bytes
     next_observation: bytes
+    responses: bytes = b""
+    """What services have answered for this row so far: canonical rows of `RESPONSE_FIELDS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,15 @@ class Failure:
     message: str
 
 
-Outcome = bytes | Failure
-"""A row's encoded value and components, or why it has none."""
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """A row's function wants these responses, and then to be run again."""
+
+    requests: tuple[Request, ...]
+
+
+Outcome = bytes | Failure | Needs
+"""A row's encoded value and components, or why it has none (yet)."""
 
 
 def request(tasks: Sequence[Task], send: Mapping[str, bytes], drop: Sequence[str]) -> bytes:
@@ -48,6 +58,7 @@ def request(tasks: Sequence[Task], send: Mapping[str, bytes], drop: Sequence[str
             [task.fact for task in tasks],
             [task.observation for task in tasks],
             [task.next_observation for task in tasks],
+            [task.responses for task in tasks],
         )
     ]
     return encode(
@@ -64,11 +75,11 @@ def request(tasks: Sequence[Task], send: Mapping[str, bytes], drop: Sequence[str
 def read_request(body: bytes) -> tuple[list[str], dict[str, bytes], list[Task]]:
     """What `request` was given: specs to forget, new specs, rows."""
     drop, new, specs, places, columns = decode(body)
-    facts, before, after = (
+    facts, before, after, responses = (
         VarColumn.model_construct(offsets=offsets, data=data).unpack() for offsets, data in columns
     )
     which = struct.unpack(f"<{len(places) // 4}I", places)
-    tasks = list(map(Task, [specs[n] for n in which], facts, before, after))
+    tasks = list(map(Task, [specs[n] for n in which], facts, before, after, responses))
     return drop, new, tasks
 
 
@@ -79,8 +90,19 @@ def reply(outcomes: Sequence[Outcome]) -> bytes:
         for n, outcome in enumerate(outcomes)
         if isinstance(outcome, Failure)
     ]
-    column = VarColumn.pack([b"" if isinstance(o, Failure) else o for o in outcomes])
-    return encode([column.offsets, column.data, failures])
+    needs = [
+        [
+            n,
+            [
+                [*request[:3], [list(pair) for pair in request.params], request.body]
+                for request in outcome.requests
+            ],
+        ]
+        for n, outcome in enumerate(outcomes)
+        if isinstance(outcome, Needs)
+    ]
+    column = VarColumn.pack([o if isinstance(o, bytes) else b"" for o in outcomes])
+    return encode([column.offsets, column.data, failures, needs])
 
 
 def read_reply(body: bytes, rows: int) -> list[Outcome]:
@@ -90,12 +112,32 @@ def read_reply(body: bytes, rows: int) -> list[Outcome]:
         ValueError: the bytes are no reply to that many rows.
     """
     try:
-        offsets, data, failures = decode(body)
+        offsets, data, failures, needs = decode(body)
         outcomes: list[Outcome] = list(VarColumn(offsets=offsets, data=data).unpack())
         for n, code, message in failures:
             outcomes[n] = Failure(str(code), str(message))
-    except (TypeError, IndexError) as error:
+        for n, requests in needs:
+            outcomes[n] = Needs(tuple(map(_request, requests)))
+    except (TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"no reply: {error}") from error
     if len(outcomes) != rows:
         raise ValueError(f"{len(outcomes)} outcomes for {rows} rows")
     return outcomes
+
+
+def _request(fields: list[Any]) -> Request:
+    """A request as user code's process wrote it.
+
+    Raises:
+        ValueError, TypeError, AttributeError: it is none.
+    """
+    service, method, path, pairs, body = fields
+    texts = (service, method, path, *(text for pair in pairs for text in pair))
+    if not all(isinstance(text, str) for text in texts) or not isinstance(
+        body, (bytes, type(None))
+    ):
+        raise ValueError("a request has other fields")
+    request = Request(service, method, path, tuple((name, value) for name, value in pairs), body)
+    if (wrong := malformed(request)) is not None:
+        raise ValueError(wrong)
+    return request

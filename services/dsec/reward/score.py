@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import inspect
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 from dsec.reward.components import Components, RewardError, Score
-from dsec.reward.declaration import check_weights
+from dsec.reward.declaration import check_services, check_weights
 from dsec.reward.fact import ENV, reward_fact
-from dsec.reward.services import Services
+from dsec.reward.reexecution import Asks, read_recorded, run
+from dsec.reward.services import NoServiceDeclared, Services
 from dsec.reward.transition import step_fields, transition_of
 from dsec.session.chance import Chance
 from dsec.session.code import CodeNamespace
@@ -27,6 +28,7 @@ from dsec_contracts.canonical import CanonicalError
 from dsec_contracts.step import STEP_FIELDS
 
 __all__ = [
+    "Asks",
     "EnvScorer",
     "FunctionScorer",
     "RewardError",
@@ -39,7 +41,6 @@ __all__ = [
 
 MESSAGE_CHARS_MAX: Final = 4000
 FRAMES_MAX: Final = 12
-_SERVICES: Final = Services()
 
 
 class Scorer:
@@ -48,7 +49,11 @@ class Scorer:
     needs_prior: bool
 
     def score(
-        self, step_fact: bytes, observation: bytes | None, next_observation: bytes | None
+        self,
+        step_fact: bytes,
+        observation: bytes | None,
+        next_observation: bytes | None,
+        responses: bytes = b"",
     ) -> Score:
         """The reward of one step.
 
@@ -56,8 +61,10 @@ class Scorer:
             step_fact: canonical array of `STEP_FIELDS`.
             observation: canonical observation before the step; None or empty: not recorded.
             next_observation: the one after it.
+            responses: canonical rows of `RESPONSE_FIELDS`; empty: no service was asked.
 
         Raises:
+            Asks: responses are missing.
             RewardError: the step has none.
         """
         raise NotImplementedError
@@ -72,7 +79,11 @@ class EnvScorer(Scorer):
     needs_prior = False
 
     def score(
-        self, step_fact: bytes, observation: bytes | None, next_observation: bytes | None
+        self,
+        step_fact: bytes,
+        observation: bytes | None,
+        next_observation: bytes | None,
+        responses: bytes = b"",
     ) -> Score:
         """See `Scorer`."""
         try:
@@ -90,17 +101,23 @@ class FunctionScorer(Scorer):
     def __init__(
         self,
         function: Callable[..., Any],
-        weights: Mapping[str, float],
+        components: Components,
+        services: Services,
         code: CodeNamespace,
         interposition: Interposition,
     ) -> None:
-        self._function = function
-        self._components = Components(weights)
+        self.function = function
+        self._components = components
+        self._services = services
         self._code = code
         self._interposition = interposition
 
     def score(
-        self, step_fact: bytes, observation: bytes | None, next_observation: bytes | None
+        self,
+        step_fact: bytes,
+        observation: bytes | None,
+        next_observation: bytes | None,
+        responses: bytes = b"",
     ) -> Score:
         """See `Scorer`."""
         try:
@@ -108,15 +125,18 @@ class FunctionScorer(Scorer):
         except CanonicalError as error:
             raise RewardError("step_malformed", str(error)) from error
         chance = _chance_of(step_fact, transition.step)
+        known = read_recorded(responses)
         self._interposition.enter(chance)
         try:
-            result = self._function(transition, _SERVICES)
+            result = self.function(transition, self._services)
             if inspect.iscoroutine(result):
-                result = _drive(result)
+                result = run(result, known)
             # Within: a number of the user's own making runs code when it is converted.
             scores = self._components.scores(result)
         except RewardError:
             raise
+        except NoServiceDeclared as error:
+            raise RewardError("service_not_declared", str(error)) from error
         except BaseException as error:  # SystemExit too: user code must not end the process
             raise RewardError("reward_raised", _told(error)) from error
         finally:
@@ -154,9 +174,12 @@ def load_scorer(
         raise RewardError("reward_load_failed", f"{document.entry} is no function")
     try:
         weights = check_weights(document.weights or getattr(function, "weights", None) or {})
+        names = check_services(document.services or getattr(function, "services", None) or ())
     except (TypeError, ValueError) as error:
         raise RewardError("reward_load_failed", str(error)) from error
-    return FunctionScorer(function, weights, code, interpose(code))
+    nonfinite = document.nonfinite or getattr(function, "nonfinite", None) is True
+    components = Components(weights, nonfinite=nonfinite)
+    return FunctionScorer(function, components, Services(names), code, interpose(code))
 
 
 def reward_document(content: bytes) -> tuple[RewardDocument, dict[str, bytes]]:
@@ -178,18 +201,6 @@ def _chance_of(step_fact: bytes, step: int) -> Chance:
     chance = Chance(int.from_bytes(digest[:8], "big") >> 1)
     chance.position = step
     return chance
-
-
-def _drive(coroutine: Any) -> Any:
-    """Run an `async def` that awaits nothing of the outside world."""
-    try:
-        coroutine.send(None)
-    except StopIteration as finished:
-        return finished.value
-    coroutine.close()
-    raise RewardError(
-        "reward_invalid", "the function awaited something, and no service is declared"
-    )
 
 
 def _told(error: BaseException) -> str:

@@ -20,8 +20,17 @@ from dsec.platform import virtual
 from dsec.platform.child_pipes import bind, frame, own_pipes, read_body, write_frame
 from dsec.platform.interposition import interposition_of
 from dsec.platform.user_limits import UserLimits
-from dsec.reward.frames import FRAME_BYTES_MAX, READY, Failure, Outcome, Task, read_request, reply
-from dsec.reward.score import RewardError, Scorer, load_scorer
+from dsec.reward.frames import (
+    FRAME_BYTES_MAX,
+    READY,
+    Failure,
+    Needs,
+    Outcome,
+    Task,
+    read_request,
+    reply,
+)
+from dsec.reward.score import Asks, RewardError, Scorer, load_scorer
 
 PROGRESS = struct.Struct("<q")
 NO_ROW = -1
@@ -55,7 +64,10 @@ class Scorers:
         if isinstance(scorer, Failure):
             return scorer
         try:
-            return scorer.score(task.fact, task.observation, task.next_observation).body()
+            given = task.fact, task.observation, task.next_observation, task.responses
+            return scorer.score(*given).body()
+        except Asks as asks:
+            return Needs(asks.requests)
         except RewardError as error:
             return Failure(error.code, error.message)
 

@@ -180,6 +180,19 @@ class RewardDocument(Document):
     code: list[str] = Field(default_factory=lambda: ["*.py"])
     weights: dict[str, float] = Field(default_factory=dict)
     per: str = "step"
+    services: Annotated[list[str], Field(max_length=32)] = Field(default_factory=list)
+    """The outside services that the function may ask; empty: those of its decorator."""
+    nonfinite: bool = False
+    """Whether NaN and infinities are meant."""
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize: Any) -> dict[str, Any]:
+        # Specs are named by their bytes: one that does not use a key keeps its name.
+        told: dict[str, Any] = serialize(self)
+        for name in ("services", "nonfinite"):
+            if not told[name]:
+                del told[name]
+        return told
 
     @field_validator("per")
     @classmethod
