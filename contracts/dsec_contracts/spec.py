@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from dsec_contracts.envelope import Event, Part
 from dsec_contracts.session import Hash, Name, ShortText
@@ -33,9 +33,11 @@ class SpecFact(Part):
 
 
 class SpecCircumstance(Part):
-    """For people."""
+    """For people, and for those who must not look into a spec."""
 
     name: ShortText = ""
+    services: Annotated[list[ShortText], Field(max_length=64)] = Field(default_factory=list)
+    """The outside services that a reward function asks."""
 
 
 class SpecRegistered(Event):

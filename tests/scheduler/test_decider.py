@@ -29,6 +29,7 @@ from dsec_contracts import (
     WorkerFenced,
     WorkerHeartbeat,
 )
+from dsec_contracts.service import ServiceDeclared, ServiceFact
 from dsec_contracts.session import (
     CancelCircumstance,
     CancelFact,
@@ -39,7 +40,7 @@ from dsec_contracts.session import (
     ReleasedFact,
     RequestFact,
 )
-from dsec_contracts.spec import PolicyFact, SpecFact
+from dsec_contracts.spec import PolicyFact, SpecCircumstance, SpecFact
 from dsec_contracts.worker import Culprit, FencedFact, HeartbeatCircumstance, HeartbeatFact
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -77,7 +78,20 @@ class Model:
     def __post_init__(self) -> None:
         for spec_hash, kind in ((AGENT, "agent"), (ENV, "env"), (REWARD, "reward")):
             fact = SpecFact.model_construct(spec_hash=spec_hash, kind=kind, content=b"")
-            self.see(SpecRegistered.model_construct(fact=fact))
+            told = SpecCircumstance()
+            self.see(SpecRegistered.model_construct(fact=fact, circumstance=told))
+
+    def asks(self, spec_hash: str, *services: str) -> None:
+        """A reward spec whose function asks services."""
+        fact = SpecFact.model_construct(spec_hash=spec_hash, kind="reward", content=b"")
+        told = SpecCircumstance(services=list(services))
+        self.see(SpecRegistered.model_construct(fact=fact, circumstance=told))
+
+    def declares(self, name: str, qps_budget: float, version: int = 1) -> None:
+        """A service is declared."""
+        terms = {"base_url": "http://localhost", "qps_budget": qps_budget}
+        fact = ServiceFact.model_validate({"name": name, "version": version, **terms})
+        self.see(ServiceDeclared(fact=fact))
 
     def see(self, event: Any) -> int:
         self.sequence += 1
@@ -860,3 +874,67 @@ def _cpu_s_of(sessions: int) -> float:
 def test_a_session_costs_the_same_among_ten_thousand() -> None:
     few, many = min(_cpu_s_of(1_000) for _ in range(2)), _cpu_s_of(10_000)
     assert many < 30 * few, f"10 times the sessions cost {many / few:.0f} times as much"
+
+
+# -- callers of outside services -------------------------------------------------------------------
+
+ASKING, ASKING_BOTH = "d" * 64, "e" * 64
+
+
+def places(intents: list[Intent]) -> dict[UUID, Place]:
+    return {intent.session_id: intent for intent in intents if isinstance(intent, Place)}
+
+
+def test_callers_of_a_service_run_as_its_budget_allows_and_hold_up_nobody() -> None:
+    model = Model()
+    model.asks(ASKING, "stock")
+    model.asks(ASKING_BOTH, "price", "stock")
+    model.declares("stock", 1.5)
+    model.beat("w", capacity_sessions=100)
+    for n in range(6):
+        model.ask(request(n, reward_fn_hash=ASKING if n % 2 else ASKING_BOTH), f"c{n}")
+    model.ask(request(7), "quiet")
+    # 1.5 requests a second and a call every 2 s: three at a time. Who asks nobody passes them.
+    found = places(model.tick())
+    assert list(found) == [session_id(n) for n in (0, 1, 2, 7)]
+    assert {place.lane for n, place in found.items() if n != session_id(7)} == {"w-1"}
+    assert found[session_id(7)].lane == "w-0"
+    assert places(model.tick()) == {}
+
+    model.see(event_of(found[session_id(0)]))
+    model.see(ended(session_id(0)))
+    assert list(places(model.tick())) == [session_id(3)]
+
+    model.declares("stock", 100.0, version=2)
+    model.declares("stock", 0.1, version=1)  # late, and no longer what counts
+    assert list(places(model.tick())) == [session_id(n) for n in (4, 5)]
+
+
+def test_one_caller_runs_however_small_the_budget_is() -> None:
+    model = Model()
+    model.asks(ASKING, "stock")
+    model.declares("stock", 0.1)
+    model.beat("w")
+    for n in range(3):
+        model.ask(request(n, reward_fn_hash=ASKING), f"c{n}")
+    assert list(places(model.tick())) == [session_id(0)]
+
+
+def test_callers_are_counted_right_whatever_becomes_of_their_worker() -> None:
+    model = Model()
+    model.asks(ASKING, "stock")
+    model.declares("stock", 1.0)
+    model.beat("w")
+    for n in range(4):
+        model.ask(request(n, reward_fn_hash=ASKING), f"c{n}")
+    found = places(model.tick())
+    assert len(found) == 2
+    model.see(event_of(found[session_id(0)]))  # of the other the placement is in flight
+    model.see(WorkerFenced(fact=FencedFact(worker="w", reason="exit")))
+    assert model.state.callers["stock"] == 0
+    withdrawn(model.state, found[session_id(1)])
+    assert model.state.callers["stock"] == 0
+    model.beat("v")
+    assert list(places(model.tick())) == [session_id(0), session_id(1)]
+    model.see(SessionReleased(fact=ReleasedFact(session_id=session_id(0), attempt=1)))
+    assert model.state.callers["stock"] == 2, "that attempt is over already"

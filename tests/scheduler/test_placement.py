@@ -18,25 +18,28 @@ from dsec.scheduler.placement import (
     round_robin,
 )
 
-waiting = st.lists(st.booleans(), max_size=30).map(
-    lambda flags: tuple(Waiting(UUID(int=n), alone) for n, alone in enumerate(flags))
+waiting = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=30).map(
+    lambda flags: tuple(Waiting(UUID(int=n), *each) for n, each in enumerate(flags))
 )
 
 
 @st.composite
 def workers(draw: st.DrawFn) -> tuple[WorkerLoad, ...]:
-    return tuple(
-        WorkerLoad(
-            f"w{n}",
-            tuple(
-                (f"w{n}-{lane}", draw(st.integers(0, 5))) for lane in range(draw(st.integers(0, 3)))
-            ),
-            draw(st.integers(0, 12)),
-            isolated=draw(st.booleans()),
-            held=draw(st.booleans()),
+    found = []
+    for n in range(draw(st.integers(0, 5))):
+        counts = [draw(st.integers(0, 5)) for _ in range(draw(st.integers(0, 3)))]
+        callers = [(f"w{n}-{k}", draw(st.integers(0, count))) for k, count in enumerate(counts)]
+        found.append(
+            WorkerLoad(
+                f"w{n}",
+                tuple((f"w{n}-{k}", count) for k, count in enumerate(counts)),
+                draw(st.integers(0, 12)),
+                isolated=draw(st.booleans()),
+                held=draw(st.booleans()),
+                callers=tuple((lane, count) for lane, count in callers if count),
+            )
         )
-        for n in range(draw(st.integers(0, 5)))
-    )
+    return tuple(found)
 
 
 @given(waiting, workers())
@@ -113,6 +116,31 @@ def test_workers_share_evenly_and_fill_one_lane_after_the_other(
     queue = tuple(Waiting(UUID(int=n)) for n in range(sessions))
     loads = tuple(WorkerLoad(w, ((f"{w}-0", 0), (f"{w}-1", 0)), 5000) for w in ("a", "b"))
     assert Counter(one.lane for one in round_robin(Snapshot(queue, loads))) == expected
+
+
+@given(waiting, workers())
+def test_who_waits_for_services_shares_no_lane_with_others_where_there_are_two(
+    queue: tuple[Waiting, ...], loads: tuple[WorkerLoad, ...]
+) -> None:
+    kinds = {one.session_id: one for one in queue}
+    lanes = {lane: load for load in loads for lane, _ in load.lanes}
+    found = [one for one in round_robin(Snapshot(queue, loads)) if not kinds[one.session_id].alone]
+    calling = {one.lane for one in found if kinds[one.session_id].calls}
+    for lane in {one.lane for one in found if not kinds[one.session_id].calls} & calling:
+        assert len(lanes[lane].lanes) == 1
+    for load in loads:
+        assert len(calling & dict(load.lanes).keys()) <= 1
+
+
+def test_those_who_wait_for_services_are_spread_by_themselves() -> None:
+    queue = tuple(Waiting(UUID(int=n), calls=n % 2 == 1) for n in range(40))
+    loads = (
+        WorkerLoad("a", (("a-0", 30), ("a-1", 4)), 99, callers=(("a-1", 4),)),
+        WorkerLoad("b", (("b-0", 0), ("b-1", 0)), 99),
+    )
+    found = Counter(one.lane for one in round_robin(Snapshot(queue, loads)))
+    assert found["a-1"] + 4 == found["b-1"] == 12
+    assert found["b-0"] > found["a-0"]
 
 
 def test_the_least_loaded_worker_comes_first() -> None:

@@ -37,7 +37,9 @@ from dsec_contracts import (
     keys,
 )
 from dsec_contracts.canonical import encode
+from dsec_contracts.service import ServiceDeclared, ServiceFact
 from dsec_contracts.session import CancelFact, EndedFact, ReleasedFact
+from dsec_contracts.spec import SpecCircumstance
 from dsec_contracts.worker import Culprit
 
 pytestmark = [pytest.mark.nats, pytest.mark.postgres]
@@ -301,6 +303,33 @@ async def test_another_one_takes_over(world: Any) -> None:
     assert gone.session_id not in placed
     assert (done.session_id, 2) not in attempts
     assert {event.fact.worker for event in world.events(WorkerFenced)} == {"w1"}
+
+
+async def test_budgets_hold_across_schedulers(world: Any) -> None:
+    """The one that takes over knows from the log which services are asked, and how many may."""
+    asking = world.spec("reward", {"asks": "stock"})
+    told = asking.model_copy(update={"circumstance": SpecCircumstance(services=["stock"])})
+    await world.publish(told, asking.fact.spec_hash)
+    terms = {"base_url": "http://localhost", "qps_budget": 1.0}
+    declared = ServiceFact.model_validate({"name": "stock", "version": 1, **terms})
+    await world.publish(ServiceDeclared(fact=declared), "stock")
+    world.worker("w")
+    first = world.start("scheduler")
+    asked = [await world.request(reward_fn_hash=asking.fact.spec_hash) for _ in range(4)]
+    await world.placed(asked[1].session_id, timeout_s=20)
+    first.terminate()
+    first.wait(20)
+    world.lead()
+    quiet = await world.request()
+    await world.placed(quiet.session_id, timeout_s=20)
+    assert len(world.events(SessionPlaced)) == 3
+    ended = EndedFact(
+        session_id=asked[0].session_id, status="completed", code="max_steps", steps=0, episodes=0,
+        inputs=b"", chain=b"",
+    )  # fmt: skip
+    await world.publish(SessionEnded(fact=ended), asked[0].session_id)
+    await world.placed(asked[2].session_id)
+    assert not world.events(SessionPlaced, session_id=asked[3].session_id)
 
 
 async def test_of_two_placements_one_wins(world: Any) -> None:

@@ -50,9 +50,11 @@ async def publish_spec(
         blob = await asyncio.to_thread(objects().put, content)
         content = b""
     fact = {"spec_hash": spec.spec_hash, "kind": spec.kind, "content": content, "blob": blob}
+    services = sorted(getattr(spec.document, "services", ()))
     await bus.publish(
         SpecRegistered(
-            fact=SpecFact.model_validate(fact), circumstance=SpecCircumstance(name=spec.name)
+            fact=SpecFact.model_validate(fact),
+            circumstance=SpecCircumstance(name=spec.name, services=services),
         ),
         spec.spec_hash,
         source=SOURCE,

@@ -12,6 +12,7 @@ from dsec.scheduler.admission import facts_digest
 from dsec.scheduler.state import Absence, Death, SchedulerState, Session, Worker
 from dsec_contracts import keys
 from dsec_contracts.envelope import Event
+from dsec_contracts.service import ServiceDeclared
 from dsec_contracts.session import (
     RequestFact,
     SessionCancelRequested,
@@ -29,6 +30,7 @@ from dsec_contracts.worker import HeartbeatCircumstance, WorkerFenced, WorkerHea
 CONSUMED: tuple[type[Event], ...] = (
     SpecRegistered,
     PolicyPublished,
+    ServiceDeclared,
     SessionRequested,
     SessionCancelRequested,
     SessionRejected,
@@ -48,6 +50,10 @@ def evolve(state: SchedulerState, event: Event, sequence: int) -> None:
     match event:
         case SpecRegistered(fact=spec):
             state.specs.setdefault(spec.spec_hash, spec.kind)
+            if services := event.circumstance.services:
+                state.asked.setdefault(spec.spec_hash, tuple(sorted(services)))
+        case ServiceDeclared(fact=service):
+            state.declared(service.name, service.version, service.qps_budget)
         case PolicyPublished(fact=policy):
             state.policies.add(f"{policy.name}@{policy.version}")
         case SessionRequested(fact=request):

@@ -24,6 +24,7 @@ from dsec.scheduler.state import CancelCode
 from dsec_contracts import keys
 from dsec_contracts.canonical import decode
 from dsec_contracts.envelope import Event
+from dsec_contracts.service import ServiceDeclared, ServiceFact
 from dsec_contracts.session import (
     RequestFact,
     SessionCancelRequested,
@@ -58,9 +59,10 @@ _FLOOR = text(
     " order by epoch desc limit 1"
 )
 _SPECS = text(
-    "select fact_json->>'spec_hash', fact_json->>'kind' from event_log "
+    "select fact_json->>'spec_hash', fact_json->>'kind', circumstance->'services' from event_log "
     "where kind = 'spec.registered' and step is null"
 )
+_SERVICES = text("select fact from event_log where kind = 'service.declared' and step is null")
 _PARKED = text("select 1 from event_parked where event_type = any(:types) limit 1").bindparams(
     bindparam("types", type_=ARRAY(Text()))
 )
@@ -223,13 +225,24 @@ class History:
         """Whether messages that the state is made of are not in the log yet, though their types are
         known: a recorder that did not know them put them aside, and one of this version has not
         led since."""
-        kinds: list[type[Event]] = [*_EVENTS.values(), SpecRegistered, PolicyPublished]
+        kinds: list[type[Event]] = [
+            *_EVENTS.values(),
+            SpecRegistered,
+            PolicyPublished,
+            ServiceDeclared,
+        ]
         types = [kind.event_type() for kind in kinds]
         return bool(await self._rows(_PARKED, {"types": types}))
 
-    async def specs(self) -> dict[str, str]:
-        """Spec hash to kind."""
-        return {row[0]: row[1] for row in await self._rows(_SPECS, {})}
+    async def specs(self) -> dict[str, tuple[str, tuple[str, ...]]]:
+        """Spec hash to kind and the outside services that it asks."""
+        found = await self._rows(_SPECS, {})
+        return {row[0]: (row[1], tuple(sorted(row[2] or ()))) for row in found}
+
+    async def services(self) -> list[ServiceFact]:
+        """Every declaration of a service."""
+        found = await self._rows(_SERVICES, {})
+        return [ServiceFact.model_validate(decode(row[0])) for row in found]
 
     async def policies(self) -> set[str]:
         """`name@version` of every published policy."""

@@ -123,7 +123,12 @@ async def recover(bus: Bus, history: History, state: SchedulerState, traces: Tra
             floor = await _start_floor(bus, row)
             if row is None:
                 return Recovered(floor, None)
-    state.specs.update(await history.specs())
+    for spec_hash, (kind, services) in (await history.specs()).items():
+        state.specs[spec_hash] = kind
+        if services:
+            state.asked[spec_hash] = services
+    for service in await history.services():
+        state.declared(service.name, service.version, service.qps_budget)
     state.policies.update(await history.policies())
     told_until = traces.start(floor.sequence)
     async for at, event, time in history.placed(floor):

@@ -175,6 +175,12 @@ class SchedulerState:
         under None those that must be alone."""
         self._deadlines: list[tuple[datetime, UUID]] = []
 
+    def declared(self, service: str, version: int, qps_budget: float) -> None:
+        """A service has a budget. The highest version counts."""
+        known, _ = self.budgets.get(service, (0, 0.0))
+        if version > known:
+            self.budgets[service] = version, qps_budget
+
     # -- the queue -----------------------------------------------------------------------------
 
     def add(self, session: Session) -> None:
