@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
+import struct
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import pytest
 
+from dsec.reward.fact import reward_fact
 from dsec_contracts import SYSTEM_SESSION
 from dsec_contracts.keys import session_time
 
@@ -194,3 +197,37 @@ def test_an_anchor_stands_beside_what_became_of_its_blob(log: Any) -> None:
         (20, "a20", ["agent"], "a10", "lost", "blob_missing", gone, "b20", 5, True),
         (30, "a30", [], "a20", "captured", None, None, "b30", 5, True),
     ]
+
+
+SCORES = [0.0, -0.0, 1.0, -1.5, 0.1, 1e300, -1e-300, 5e-324, 2.2250738585072014e-308, 1e16,
+          1.7976931348623157e308, float("inf"), float("-inf"), float("nan")]  # fmt: skip
+
+
+def test_components_are_the_recorded_ones_to_the_bit(log: Any) -> None:
+    chance = random.Random(1)
+    expected = {}
+    for n, step in enumerate([0, 23, 24, 255, 256, 65_535, 65_536, 2**31 - 1]):
+        names = ["gmv", "", "µ\0é\\000", "x" * 30, "y" * 300][: n + 1]
+        names += [f"many-{k}" for k in range(30 * (n == 3) + 300 * (n == 4))]
+        some = [*SCORES, *(struct.unpack("<d", chance.randbytes(8))[0] for _ in range(40))]
+        components = {name: [chance.choice(some), chance.choice(some)] for name in names}
+        fact = reward_fact(step, 300 if n else 1, chance.choice(some), components, bytes(16))
+        log.put(A, f"reward:{step}.{300 if n else 1}", "reward.scored", step=step, fact=fact)
+        expected.update({(step, name): pair for name, pair in components.items()})
+    rows = log.connection.execute(
+        "select step, revision, name, score, weight from reward_component where session_id = %s",
+        (A,),
+    ).fetchall()
+    found = {(r[0], r[2].replace("\N{SYMBOL FOR NULL}", "\0")): list(r[3:]) for r in rows}
+    assert len(rows) == len(found) == len(expected)
+    for key, pair in expected.items():
+        assert [struct.pack(">d", v) if v == v else "nan" for v in found[key]] == [
+            struct.pack(">d", v) if v == v else "nan" for v in pair
+        ], key
+    assert {r[1] for r in rows if r[0]} == {300}
+
+
+@pytest.mark.parametrize("fact", [b"", b"\x85", b"\x85\x00\x01", b"\xff" * 40, b"f", b"\x85\x18"])
+def test_bytes_that_are_no_reward_have_no_components(log: Any, fact: bytes) -> None:
+    log.put(A, "reward:0.1", "reward.scored", step=0, fact=fact)
+    assert log.connection.execute("select * from reward_component").fetchall() == []
