@@ -31,10 +31,11 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a row has no reward."""
+    """Why a row has no reward. `fatal`: the function is at fault, and its session cannot go on."""
 
     code: str
     message: str
+    fatal: bool = True
 
 
 @dataclass(frozen=True, slots=True)
