@@ -23,6 +23,16 @@ AWAY_S = 0.5
 CONFLICT_S_MAX = 0.02
 
 
+def key_of(service: str) -> str:
+    """Where a service's budget lies."""
+    return f"{service}.budget"
+
+
+def read_ledger(value: bytes) -> Ledger:
+    """A budget from the bucket; empty: nobody has used it yet."""
+    return Ledger(*json.loads(value)) if value else Ledger()
+
+
 class Permits:
     """One service's, for one replica."""
 
@@ -33,7 +43,7 @@ class Permits:
             clock: Unix seconds.
         """
         self._bucket = bucket
-        self._key = f"{service}.budget"
+        self._key = key_of(service)
         self._clock = clock
         self._chance = random.SystemRandom()
         self._waiters: deque[asyncio.Future[float]] = deque()
@@ -104,7 +114,7 @@ class Permits:
 
     async def _ledger(self) -> tuple[Ledger, int]:
         entry = await self._bucket.get(self._key)
-        return (Ledger(*json.loads(entry.value)) if entry.value else Ledger()), entry.revision
+        return read_ledger(entry.value), entry.revision
 
     async def _write(self, ledger: Ledger, revision: int) -> bool:
         value = json.dumps([ledger.next_at, ledger.closed_until]).encode()

@@ -48,14 +48,14 @@ class Standing:
 
     def p95_ms(self, now: float) -> float | None:
         """The worst that a replica reports."""
-        fresh = _fresh(self.reports, now).values()
-        return max((r.p95_ms for r in fresh if r.p95_ms is not None), default=None)
+        reports = fresh(self.reports, now).values()
+        return max((r.p95_ms for r in reports if r.p95_ms is not None), default=None)
 
 
 def decide(standing: Standing, replica: str, report: Report, latency_switch_ms: float) -> Standing:
     """The standing after a replica's report, which says what time it is."""
     now = report.at
-    reports = {**_fresh(standing.reports, now), replica: report}
+    reports = {**fresh(standing.reports, now), replica: report}
     standing = replace(standing, reports=reports)
     p95_ms = standing.p95_ms(now)
     if standing.mode == "synchronous":
@@ -70,7 +70,8 @@ def decide(standing: Standing, replica: str, report: Report, latency_switch_ms: 
     return replace(standing, calm_since=calm_since)
 
 
-def _fresh(reports: Mapping[str, Report], now: float) -> dict[str, Report]:
+def fresh(reports: Mapping[str, Report], now: float) -> dict[str, Report]:
+    """The reports that are of now."""
     return {name: r for name, r in reports.items() if abs(now - r.at) <= REPORT_S_MAX}
 
 
