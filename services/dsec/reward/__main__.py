@@ -22,7 +22,9 @@ from dsec.reward.declarations import Declarations, DeclarationSource, declaratio
 from dsec.reward.effects import Keep, Specs, blob_source
 from dsec.reward.handlers import CONSUMER, Rewarder
 from dsec.reward.isolation import Isolation
+from dsec.reward.recheck import Recheck
 from dsec.reward.settings import RewardSettings
+from dsec.reward.waiting import Beside
 from dsec_contracts import SessionStepped, subjects
 
 log = logging.getLogger("dsec.reward")
@@ -70,10 +72,8 @@ async def score_until_stopped(
             os.environ,
             time.time,
         )
-        keep = Keep(objects)
-        rewarder = Rewarder(
-            bus, specs, functions, blobs, settings, utc_now, telemetry, outsides, keep
-        )
+        beside = Beside(outsides, Keep(objects), _recheck(settings))
+        rewarder = Rewarder(bus, specs, functions, blobs, settings, utc_now, telemetry, beside)
 
         app = ServiceApp(
             bus,
@@ -96,6 +96,15 @@ async def score_until_stopped(
         await bus.close()
         telemetry.close()
     return 0
+
+
+def _recheck(settings: RewardSettings) -> Recheck:
+    limits = settings.user_limits(settings.reward_memory_bytes_max)
+
+    def fresh() -> Isolation:
+        return Isolation(settings.reward_deadline_s, limits, watches_state=True)
+
+    return Recheck(fresh, time.monotonic, settings.reward_recheck_s)
 
 
 def main() -> int:

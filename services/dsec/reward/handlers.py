@@ -11,40 +11,26 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from uuid import UUID
 
-from dsec.platform.bus import BadMessage, Bus, Later, Message, Settler
+from dsec.platform.bus import BadMessage, Bus, Message, Settler
 from dsec.platform.clock import nanoseconds
 from dsec.platform.telemetry import OFF, Span, Telemetry, metrics, parse_traceparent
 from dsec.platform.telemetry.ids import child
 from dsec.platform.telemetry.metrics import Metric
-from dsec.reward.asking import Answered, Asking, Outsides
+from dsec.reward.asking import Asking
 from dsec.reward.batch import Batch
-from dsec.reward.effects import Keep, Spec, Specs, resolved
+from dsec.reward.effects import Spec, Specs, resolved
 from dsec.reward.frames import Failure, Needs, Outcome, Task
 from dsec.reward.publishing import Publisher
 from dsec.reward.settings import RewardSettings
 from dsec.reward.turns import Functions, Turns
+from dsec.reward.waiting import Beside, Scored, Tick, Waiting
 from dsec_contracts import Envelope, SessionStepped, subjects
 
 CONSUMER = "reward"
-LINGER_S = 0.005
-"""Rows that are answered within this of each other travel in one message."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """A message, and what its first pass came to."""
-
-    envelope: Envelope
-    batch: Batch
-    position: int
-    contents: Mapping[str, bytes]
-    asking: Mapping[int, Asking]
-    """Rows whose functions want responses of services."""
 
 
 class Rewarder:
@@ -59,22 +45,27 @@ class Rewarder:
         settings: RewardSettings,
         now: Callable[[], datetime],
         telemetry: Telemetry = OFF,
-        outsides: Outsides | None = None,
-        keep: Keep | None = None,
+        beside: Beside | None = None,
     ) -> None:
+        """Prepare.
+
+        Args:
+            beside: what rows can wait for. Without it no function may ask a service, and none is
+                checked for state that it keeps.
+        """
         self._specs = specs
         self._turns = Turns(functions)
         self._blobs = blobs
         self._settings = settings
         self._now = now
         self._telemetry = telemetry
-        self._outsides = outsides
-        self._keep = keep or Keep(None)
         self._counts: Counter[Metric] = Counter()
         self._publisher = Publisher(bus, settings.reward_replica, now, self._counts)
+        self._recheck = beside.recheck if beside is not None else None
+        self._waiting: Waiting | None = None
+        if beside is not None:
+            self._waiting = Waiting(self._publisher, self._turns, beside, settings)
         self._passed: dict[int, asyncio.Event] = {}
-        self._at_work: set[tuple[bytes, int, bytes]] = set()
-        self._waiting = 0
         self._closing = False
         for metric in (
             metrics.TICKS_REWARDED,
@@ -121,75 +112,10 @@ class Rewarder:
         finally:
             if (passed := self._passed.pop(id(message), None)) is not None:
                 passed.set()
-        if tick.asking:
-            await self._ask(tick)
+        if self._waiting is not None and tick.rows():
+            await self._waiting.settle(tick)
         self._counts[metrics.TICKS_REWARDED] += 1
         self._trace(envelope, batch, message, began, scored_at)
-
-    # -- services ------------------------------------------------------------------------------
-
-    async def _ask(self, tick: Tick) -> None:
-        """Have the rows that ask services answered, and publish each soon after it is."""
-        # A lane that heard nothing asks again; what is at work here is answered once.
-        names = {n: tick.batch.name(n) for n in tick.asking}
-        rows = [n for n, name in names.items() if name not in self._at_work]
-        if not rows:
-            return
-        if self._waiting >= self._settings.reward_ticks_waiting_max:
-            raise Later(self._settings.reward_service_retry_s, "too many ticks wait for services")
-        self._at_work.update(names[n] for n in rows)
-        self._waiting += 1
-        try:
-            later = await self._later(tick, rows)
-            await self._publisher.defer(tick.envelope, tick.batch, sorted(later))
-            await self._publish_as_they_come(
-                tick, {n: tick.asking[n]._replace(batched=n in later) for n in rows}
-            )
-        finally:
-            self._waiting -= 1
-            self._at_work.difference_update(names[n] for n in rows)
-
-    async def _later(self, tick: Tick, rows: Sequence[int]) -> set[int]:
-        """The rows whose rewards are deferred: a service is slow, and their sessions can wait."""
-        assert self._outsides is not None
-        found: set[int] = set()
-        for n in rows:
-            if tick.batch.sessions[n].hex() in tick.batch.deferrable:
-                row = tick.asking[n]
-                if await self._outsides.is_deferred(row.needs, row.position):
-                    found.add(n)
-        return found
-
-    async def _publish_as_they_come(self, tick: Tick, rows: Mapping[int, Asking]) -> None:
-        running = {asyncio.create_task(self._answered(tick, row)): n for n, row in rows.items()}
-        errors: list[BaseException] = []
-        try:
-            while running:
-                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                await asyncio.sleep(LINGER_S)
-                outcomes: list[Outcome | None] = [None] * tick.batch.event.rows
-                responses: dict[int, bytes] = {}
-                for task in [task for task in running if task.done()]:
-                    n = running.pop(task)
-                    if (error := task.exception()) is not None:
-                        errors.append(error)
-                    else:
-                        outcomes[n], responses[n] = task.result()
-                if responses:
-                    await self._publisher.publish(tick.envelope, tick.batch, outcomes, responses)
-        finally:
-            for task in running:
-                task.cancel()
-        if errors:
-            raise errors[0]  # the message comes again, for what it has not got
-
-    async def _answered(self, tick: Tick, row: Asking) -> Answered:
-        assert self._outsides is not None
-        content = tick.contents[row.task.spec]
-        found = await self._outsides.answer(row, lambda task: self._turns.again(task, content))
-        if type(found.outcome) is not bytes:
-            return found
-        return await self._keep.kept(found)
 
     def _trace(
         self, envelope: Envelope, batch: Batch, message: Message, began: datetime, scored: datetime
@@ -226,10 +152,8 @@ class Rewarder:
             for spec_hash in dict.fromkeys(batch.specs)
             if spec_hash
         }
-        contents = _contents(specs)
+        tick = Tick(envelope, batch, _contents(specs), {}, {})
         outcomes: list[Outcome | None] = list(batch.env_outcomes())
-        asking: dict[int, Asking] = {}
-        tick = Tick(envelope, batch, position, contents, asking)
         if "" not in batch.specs and all(spec.is_env for spec in specs.values()):
             return tick, outcomes
         functions = []
@@ -239,20 +163,39 @@ class Rewarder:
                 outcomes[n] = Failure("reward_load_failed", "the step names no reward spec")
             elif spec.error is not None:
                 outcomes[n] = Failure(spec.error.code, spec.error.message)
+            elif (failure := self._known_failure(spec_hash)) is not None:
+                outcomes[n] = failure
             elif not spec.is_env:
                 functions.append(n)
         if functions:
             tasks = await self._tasks(batch, functions)
-            found = await self._turns.score(tasks, contents)
-            for n, task, outcome in zip(functions, tasks, found, strict=True):
-                outcomes[n] = outcome
-                if isinstance(outcome, Needs):
-                    outcomes[n] = None
-                    key = f"{UUID(bytes=batch.sessions[n])}.{batch.steps[n]}"
-                    asking[n] = Asking(task, outcome, key, position, False)
-        if asking and self._outsides is None:
-            raise RuntimeError("a reward function asks services, and this replica has none")
+            found = await self._turns.score(tasks, tick.contents)
+            scored = list(map(Scored, functions, tasks, found))
+            for one in scored:
+                outcomes[one.row] = one.outcome
+            self._leave_open(tick, scored, position)
+            for n in tick.rows():
+                outcomes[n] = None
         return tick, outcomes
+
+    def _known_failure(self, spec_hash: str) -> Failure | None:
+        return None if self._recheck is None else self._recheck.failure(spec_hash)
+
+    def _leave_open(self, tick: Tick, scored: Sequence[Scored], position: int) -> None:
+        """Sort out the rows that have to wait."""
+        by_spec: dict[str, list[Scored]] = {}
+        for one in scored:
+            if isinstance(one.outcome, Needs):
+                if self._waiting is None:
+                    raise RuntimeError("a reward function asks services, and there are none here")
+                session, step = tick.batch.sessions[one.row], tick.batch.steps[one.row]
+                key = f"{UUID(bytes=session)}.{step}"
+                tick.asking[one.row] = Asking(one.task, one.outcome, key, position, False)
+            elif type(one.outcome) is bytes:
+                by_spec.setdefault(one.task.spec, []).append(one)
+        for spec, rows in by_spec.items():
+            if self._recheck is not None and self._recheck.is_due(spec, len(rows)):
+                tick.checking[spec] = rows
 
     async def _tasks(self, batch: Batch, rows: Sequence[int]) -> list[Task]:
         tasks = batch.tasks(rows)

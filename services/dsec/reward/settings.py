@@ -27,6 +27,9 @@ class RewardSettings(Settings):
     those that ask nobody pass them."""
     reward_service_retry_s: Annotated[float, Field(gt=0)] = 1.0
     """When a tick is looked at again that found too many waiting."""
+    reward_recheck_s: Annotated[float, Field(ge=0)] = 60.0
+    """How often some rows of each function are scored again in a fresh process, to find one that
+    keeps state between calls; 0: never."""
     reward_specs_max: Annotated[int, Field(ge=1)] = 256
     """Specs kept in memory."""
     reward_spec_wait_s: Annotated[float, Field(ge=0)] = 10.0
