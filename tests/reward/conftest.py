@@ -226,9 +226,10 @@ class Rig:
         """Wait until so many replicas wait for messages."""
         async with asyncio.timeout(WAIT_S_MAX):
             while True:
-                info = await self.bus._js.consumer_info(subjects.STREAM, "reward")
-                if (info.num_waiting or 0) >= replicas:
-                    return
+                with contextlib.suppress(nats.js.errors.NotFoundError):  # no replica is up yet
+                    info = await self.bus._js.consumer_info(subjects.STREAM, "reward")
+                    if (info.num_waiting or 0) >= replicas:
+                        return
                 await asyncio.sleep(0.05)
 
     async def settled(self) -> None:

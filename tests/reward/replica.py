@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
@@ -28,4 +29,5 @@ async def declared(_: int) -> dict[str, ServiceFact]:
 
 
 configure_logging("reward", "INFO")
+logging.getLogger("httpx").setLevel(logging.WARNING)
 sys.exit(uvloop.run(score_until_stopped(RewardSettings(), from_folder, None, declared)))

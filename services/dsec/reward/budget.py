@@ -4,7 +4,7 @@ All replicas share one number per service, the next free instant; a replica that
 moves it on by compare-and-set and has the instants in between for its own, at least `spacing_s`
 apart from each other and from everybody else's. So nobody has to be elected or counted: a replica
 that is added takes its share at once, and one that is killed wastes what it had reserved, at most
-`BATCH_S` of the budget. (GCRA with its instants reserved ahead. The well-kept limiters that were
+`AHEAD_S` of the budget. (GCRA with its instants reserved ahead. The well-kept limiters that were
 looked at, `limits`, `pyrate-limiter`, `aiolimiter`, admit one request at a time and have no store
 on NATS; a round trip a request would cost more than most services take.)
 
@@ -22,8 +22,9 @@ from typing import Final
 
 WINDOW_S: Final = 10.0
 OVER_MAX: Final = 1.05
-VALID_S: Final = 0.25
-"""How late an instant may be used."""
+VALID_S: Final = 0.4
+"""How late an instant may be used. The more, the less is lost where a process is held up; with this
+and a budget of ten a second or more, a hundredth is left for requests that travel unequally long."""
 AHEAD_S: Final = 0.5
 """How far in the future instants are taken."""
 BATCH_S: Final = 0.25
