@@ -64,7 +64,7 @@ def test_what_users_import_is_there() -> None:
 def test_every_command_has_help_and_json(name: str) -> None:
     result = dsec(name, "--help")
     assert result.exit_code == 0
-    if name not in ("anchors", "sessions", "specs", "tools"):
+    if name not in ("anchors", "services", "sessions", "specs", "tools"):
         assert "--json" in result.output
 
 
@@ -80,6 +80,8 @@ def test_every_command_has_help_and_json(name: str) -> None:
         ("metrics", "--metric", "rscr"),
         ("specs", "list"),
         ("export", "--format", "jsonl", "--out", "never-written.jsonl"),
+        ("services", "list"),
+        ("services", "status"),
         ("tools", "list"),
         ("anchors", "list"),
         ("anchors", "show", "0197abcd", "20"),

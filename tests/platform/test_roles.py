@@ -16,7 +16,7 @@ from dsec.platform.bus import Bus, BusError, NotPermitted, connection
 from dsec.platform.bus.refusals import GuardedClient
 from dsec.platform.bus.retry import Retry
 from dsec.platform.nats_users import deploy_file, users, variable
-from dsec.platform.roles import OPERATOR, ROLES, Role
+from dsec.platform.roles import OPERATOR, ROLES, SERVICES_BUCKET, Role
 from dsec.platform.stack.nats_server import (
     NatsServerOptions,
     nats_server_binary,
@@ -148,6 +148,9 @@ STREAM_CALLS = {
     "STREAM.CREATE.OTHER": set[str](),
     "STREAM.DELETE.KV_dsec_lease_scheduler": set[str](),
     "STREAM.PURGE.KV_dsec_lease_scheduler": set[str](),
+    "STREAM.DELETE.KV_dsec_services": set[str](),
+    "STREAM.PURGE.KV_dsec_services": set[str](),
+    "STREAM.MSG.GET.KV_dsec_services": {"reward", "client"},
     "STREAM.INFO.DSEC": set(BY_NAME),
     "STREAM.MSG.GET.DSEC": {"recorder", "scheduler", "env-runtime", "client"},
     "CONSUMER.LIST.DSEC": {"recorder", "scheduler", "client"},
@@ -277,6 +280,28 @@ async def test_the_lease_is_the_schedulers(server: NatsServerOptions) -> None:
             else:
                 with pytest.raises(NotPermitted):
                     await bus.lease("scheduler", "me", 2)
+
+
+async def test_budgets_are_the_reward_services_and_clients_read_them(
+    server: NatsServerOptions,
+) -> None:
+    async with connected(server, "dsec-reward") as bus:
+        bucket = await bus.bucket(SERVICES_BUCKET)
+        assert await bucket.change("a", b"1", (await bucket.get("a")).revision)
+    for role in ROLES:
+        if role.name == "reward":
+            continue
+        async with connected(server, role.user) as bus:
+            with pytest.raises(NotPermitted):
+                await bus.bucket(SERVICES_BUCKET)
+            if role.name == "client":
+                read = await bus.existing_bucket(SERVICES_BUCKET)
+                assert read is not None
+                assert (await read.get("a")).value == b"1"
+                assert not await may_publish(bus, f"$KV.{SERVICES_BUCKET}.a")
+            else:
+                with pytest.raises(NotPermitted):
+                    await bus.existing_bucket(SERVICES_BUCKET)
 
 
 async def test_a_stream_is_awaited_by_those_who_may_not_make_it(

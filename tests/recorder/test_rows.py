@@ -25,6 +25,7 @@ from dsec_contracts import (
     canonical,
     subjects,
 )
+from dsec_contracts.columns import VarColumn
 from dsec_contracts.keys import session_time
 from dsec_contracts.reward import RewardNoticeFact
 from dsec_contracts.session import RejectFact
@@ -201,3 +202,14 @@ def test_json_for_queries_has_no_nul_no_nan_and_no_long_text() -> None:
 def test_a_hot_reading_is_not_a_row_yet(make: Any) -> None:
     found: Reading = read(message(make.stepped([make.new_session()], [0])), 1)
     assert isinstance(found, Hot)
+
+
+def test_what_services_answered_lies_beside_its_reward(make: Any) -> None:
+    sid = make.new_session()
+    plain, asking = (make.scored([sid, sid], [n, n + 1], [1.0, 2.0], 1) for n in (0, 2))
+    responses = VarColumn.pack([b"", b"answers"])
+    row = asking.row.model_copy(update={"responses": responses})
+    asking = asking.model_copy(update={"row": row})
+    table = table_of([read(message(event, n), 1) for n, event in enumerate([plain, asking], 1)])
+    assert table["extras"].to_pylist() == [None, None, None, b"answers"]
+    assert table_of([read(message(plain), 1)])["extras"].to_pylist() == [None, None]

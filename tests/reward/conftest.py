@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from dsec.platform.bus import Bus, Message
+from dsec.platform.roles import SERVICES_BUCKET
 from dsec.session.documents import RewardDocument, seal
 from dsec_contracts import (
     RewardMissing,
@@ -30,6 +31,7 @@ from dsec_contracts import (
     subjects,
 )
 from dsec_contracts.columns import VarColumn
+from dsec_contracts.service import ServiceFact
 from dsec_contracts.step import StepCircumstance, StepColumns
 
 REPLICA = Path(__file__).with_name("replica.py")
@@ -135,10 +137,16 @@ class Rig:
         traceparent: str | None = None,
         step: int = 0,
         env_reward: Callable[[int], float] = lambda _: 1.0,
+        deferrable: bool = False,
     ) -> int:
         """Publish a tick of the lane as event `<lane>.<name>`."""
+        event = tick(specs, step=step, lane=self.lane, env_reward=env_reward)
+        if deferrable:
+            ids = [session(n).hex for n in range(len(specs))]
+            circumstance = event.circumstance.model_copy(update={"deferrable": ids})
+            event = event.model_copy(update={"circumstance": circumstance})
         return await self.bus.publish(
-            tick(specs, step=step, lane=self.lane, env_reward=env_reward),
+            event,
             self.lane,
             source="dsec/env-runtime/test",
             time=datetime.now(UTC),
@@ -153,10 +161,22 @@ class Rig:
             whole.write_bytes(content)
             whole.rename(self.folder / spec_hash)
 
-    def start(self, **settings: object) -> subprocess.Popen[bytes]:
+    def declare(self, name: str, url: str, version: int = 1, **terms: object) -> None:
+        """Declare an outside service to the replicas, running ones too."""
+        told = {"qps_budget": 1000, "deadline_s": 10.0} | terms
+        fact = ServiceFact.model_validate(
+            {"name": name, "base_url": url, "version": version, **told}
+        )
+        whole = self.folder / f"{name}.part"
+        whole.write_text(fact.model_dump_json())
+        whole.rename(self.folder / f"{name}.service")
+
+    def start(
+        self, env: dict[str, str] | None = None, **settings: object
+    ) -> subprocess.Popen[bytes]:
         """Start a replica."""
         name = f"r{len(self.replicas)}"
-        self.replicas.append(start_replica(self.url, self.folder, name, **settings))
+        self.replicas.append(start_replica(self.url, self.folder, name, env, **settings))
         return self.replicas[-1]
 
     async def messages(self, event_name: str, count: int) -> list[Message]:
@@ -202,6 +222,16 @@ class Rig:
         assert info.delivered is not None
         return int(info.delivered.consumer_seq)
 
+    async def receiving(self, replicas: int) -> None:
+        """Wait until so many replicas wait for messages."""
+        async with asyncio.timeout(WAIT_S_MAX):
+            while True:
+                with contextlib.suppress(nats.js.errors.NotFoundError):  # no replica is up yet
+                    info = await self.bus._js.consumer_info(subjects.STREAM, "reward")
+                    if (info.num_waiting or 0) >= replicas:
+                        return
+                await asyncio.sleep(0.05)
+
     async def settled(self) -> None:
         """Wait until the durable has nothing left."""
         async with asyncio.timeout(WAIT_S_MAX):
@@ -225,18 +255,23 @@ class Rig:
         return "\n".join(p.read_text()[-5000:] for p in sorted(self.folder.glob("*.log")))
 
 
-def start_replica(url: str, folder: Path, name: str, **settings: object) -> subprocess.Popen[bytes]:
+def start_replica(
+    url: str, folder: Path, name: str, env: dict[str, str] | None = None, **settings: object
+) -> subprocess.Popen[bytes]:
     """A replica whose specs lie in a folder."""
+    # Rows that are scored again come in messages of their own, which is not what most tests count.
+    settings = {"recheck_s": 0} | settings
     told = {f"DSEC_REWARD_{key.upper()}": str(value) for key, value in settings.items()}
-    env = os.environ | {"DSEC_NATS_URL": url, "DSEC_REWARD_REPLICA": name} | told
+    whole = os.environ | {"DSEC_NATS_URL": url, "DSEC_REWARD_REPLICA": name} | told | (env or {})
     with (folder / f"{name}.log").open("wb") as log:
-        return subprocess.Popen([sys.executable, str(REPLICA), str(folder)], env=env, stderr=log)
+        return subprocess.Popen([sys.executable, str(REPLICA), str(folder)], env=whole, stderr=log)
 
 
 async def _empty_stream(url: str) -> None:
     nc = await nats.connect(url)
-    with contextlib.suppress(nats.js.errors.NotFoundError):
-        await nc.jetstream().delete_stream(subjects.STREAM)
+    for stream in (subjects.STREAM, f"KV_{SERVICES_BUCKET}"):
+        with contextlib.suppress(nats.js.errors.NotFoundError):
+            await nc.jetstream().delete_stream(stream)
     await nc.close()
     bus = await Bus.connect(url, "test")
     await bus.ensure_stream()

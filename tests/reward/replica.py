@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from dsec.platform.settings import configure_logging
 from dsec.platform.specs import SpecMissing
 from dsec.reward.__main__ import score_until_stopped
 from dsec.reward.settings import RewardSettings
+from dsec_contracts.service import ServiceFact
 
 
 async def from_folder(spec_hash: str, _: int) -> bytes:
@@ -20,5 +22,12 @@ async def from_folder(spec_hash: str, _: int) -> bytes:
     return path.read_bytes()
 
 
+async def declared(_: int) -> dict[str, ServiceFact]:
+    found = map(Path.read_bytes, Path(sys.argv[1]).glob("*.service"))
+    facts = map(ServiceFact.model_validate_json, found)
+    return {fact.name: fact for fact in facts}
+
+
 configure_logging("reward", "INFO")
-sys.exit(uvloop.run(score_until_stopped(RewardSettings(), from_folder)))
+logging.getLogger("httpx").setLevel(logging.WARNING)
+sys.exit(uvloop.run(score_until_stopped(RewardSettings(), from_folder, None, declared)))

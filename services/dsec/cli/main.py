@@ -45,6 +45,7 @@ COMMANDS = {
     "policy-sanity-check": Place(
         "sanity", "policy_sanity_check", "Hold what agents say of their decisions against the log."
     ),
+    "services": Place("outside", "services", "Declare and look at outside services."),
     "doctor": Place("doctor", "doctor", "Say what this machine and its servers lack."),
     "export": Place("export", "export", "Write episodes as Parquet, Minari or JSON lines."),
 }

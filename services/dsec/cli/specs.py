@@ -24,11 +24,18 @@ def specs() -> None:
 @click.argument("kind", type=click.Choice(KINDS))
 @click.argument("source")
 @click.option("--no-check", is_flag=True, help="Do not load or try it out first.")
+@click.option("--env", help="For a reward: an env_spec.yaml, on whose steps it is tried out.")
 @json_option
 @answers
-def register(kind: str, source: str, no_check: bool, as_json: bool) -> None:
+def register(kind: str, source: str, no_check: bool, env: str | None, as_json: bool) -> None:
     """Register SOURCE: a YAML file, or for a reward `env` or FILE.py:FUNCTION."""
     spec = read_spec(kind, source)
+    if env is not None and kind != "reward":
+        raise Refused("--env is for a reward: it is tried out on that environment's steps")
+    if env is not None and not no_check:
+        from dsec.client.check_reward import check_reward  # loads Gymnasium
+
+        check_reward(spec, read_spec("env", env))
 
     async def work() -> str:
         async with Client(name="cli") as client:

@@ -19,7 +19,7 @@ from dsec.platform.interposition import interposition_for
 from dsec.session.adapters.gymnasium import EnvError, GymnasiumAdapter, env_factory
 from dsec.session.code_errors import CodeError
 from dsec.session.documents import AgentDocument
-from dsec.session.io import Ended, SessionConfig, Started, Stepped, reward_input
+from dsec.session.io import Ended, Input, SessionConfig, Started, Stepped, reward_input
 from dsec.session.machine import SessionMachine
 from dsec.session.program import Program
 from dsec_contracts.canonical import decode, encode
@@ -86,6 +86,35 @@ def check_env(spec: SealedSpec, *, seed: int = 0, steps: int = CHECK_STEPS) -> i
             two.close()
 
 
+def played(spec: SealedSpec, steps: int, *, seed: int = 0) -> Iterator[Started | Stepped]:
+    """The reset and some steps of an environment whose agent samples its action space; no step
+    where it does not say which actions there are.
+
+    Raises:
+        SpecFileError: it cannot be made or read.
+    """
+    spaces: list[Any] = []
+    program = _program(spec, spaces)
+    with _virtual():
+        machine = SessionMachine(program, SessionConfig(seed, steps), interposition_for(program))
+        try:
+            yield _started(spec.name, machine)
+            if not all(callable(getattr(space, "sample", None)) for space in spaces):
+                return
+            for n in range(steps):
+                stepped = _stepped(spec.name, machine)
+                yield stepped
+                machine.deliver(_nothing(n, stepped))
+        finally:
+            machine.close()
+
+
+def _nothing(n: int, stepped: Stepped) -> Input:
+    """A reward of 0, for an agent that does not listen."""
+    cause = stepped.chain[:16]
+    return reward_input(n, 0.0, encode([n, 1, 0.0, {}, cause]), cause)
+
+
 def _program(spec: SealedSpec, spaces: list[Any]) -> Program:
     """What the check runs; action spaces of the environments it makes are put into `spaces`."""
     namespace = load_code(spec.spec_hash, spec.files, spec.name)
@@ -119,8 +148,7 @@ def _compare(
         a, b = (_stepped(name, machine) for machine in (one, two))
         _same(name, f"at step {n}", STEP_FIELDS, a.fact, b.fact)
         for machine, output in ((one, a), (two, b)):
-            fact = encode([n, 1, 0.0, {}, output.chain[:16]])
-            machine.deliver(reward_input(n, 0.0, fact, output.chain[:16]))
+            machine.deliver(_nothing(n, output))
     return steps
 
 

@@ -204,6 +204,8 @@ class Client:
         begun = self._unfinished.pop(asked) if asked in self._unfinished else None
         group, facts = begun or _new_sessions(plan, count, group_id, **how)
         try:
+            if check:
+                self._check_reward(plan)
             for spec in plan.specs():
                 if isinstance(spec, SealedSpec):
                     await self.register_sealed(spec, check=check)
@@ -212,6 +214,16 @@ class Client:
             self._unfinished[asked] = group, facts
             raise
         return group
+
+    def _check_reward(self, plan: SessionPlan) -> None:
+        """Try the reward function out on the session's environment, if both are here and new."""
+        env, reward = plan.env, plan.reward
+        if not isinstance(env, SealedSpec) or not isinstance(reward, SealedSpec):
+            return
+        if reward.spec_hash not in self._registered:
+            from dsec.client.check_reward import check_reward  # loads Gymnasium
+
+            check_reward(reward, env)
 
     async def cancel(self, ids: Iterable[UUID], reason: str | None = None) -> None:
         """Ask that sessions end. Those that are over already stay as they are."""

@@ -228,6 +228,11 @@ class LogReader:
         fact = SpecFact.model_validate_json(json.dumps(canonical.decode(found.fact)))
         return SpecContent(fact.spec_hash, fact.kind, fact.content, fact.blob)
 
+    async def service_declarations(self) -> list[LogRow]:
+        """The rows of all declarations of outside services, in the order of the log."""
+        query = _ROWS + " and l.key >= 'service:' and l.key < 'service;'" + _ORDER
+        return await self._log_rows(query, SYSTEM_SESSION, keys.session_time(SYSTEM_SESSION))
+
     async def known_specs(self) -> dict[str, str]:
         """Hash to kind of every registered spec."""
         found = await self._fetch(

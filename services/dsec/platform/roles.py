@@ -120,15 +120,28 @@ def _acknowledgements(consumer: str) -> tuple[str, str]:
     return f"$JS.ACK.{_STREAM}.{consumer}.>", f"$JS.ACK.*.*.{_STREAM}.{consumer}.>"
 
 
+SERVICES_BUCKET = "dsec_services"
+"""What replicas of the reward service share about outside services: budgets and modes."""
+
+
 def _lease(name: str) -> tuple[str, ...]:
     """All that a lease in a bucket of its own needs."""
-    bucket = f"dsec_lease_{name}"
+    return _bucket(f"dsec_lease_{name}")
+
+
+def _bucket(bucket: str) -> tuple[str, ...]:
+    """All that somebody who changes a bucket needs."""
     stream = f"KV_{bucket}"
     calls = [
         *(f"STREAM.{verb}.{stream}" for verb in ("CREATE", "INFO", "UPDATE", "MSG.GET")),
         f"DIRECT.GET.{stream}.>",
     ]
     return f"$KV.{bucket}.>", *(f"$JS.API.{call}" for call in calls)
+
+
+def _reading(bucket: str) -> tuple[str, ...]:
+    """The JetStream calls of somebody who reads a bucket."""
+    return f"STREAM.INFO.KV_{bucket}", f"STREAM.MSG.GET.KV_{bucket}", f"DIRECT.GET.KV_{bucket}.>"
 
 
 ROLES = (
@@ -176,6 +189,7 @@ ROLES = (
         "reward",
         events=(reward.RewardScored, reward.RewardDeferred, reward.RewardMissing),
         durable=Durable("reward", subjects.every(step.SessionStepped.event_name())),
+        also=_bucket(SERVICES_BUCKET),
     ),
     Role(
         "tool",
@@ -201,7 +215,10 @@ ROLES = (
             session.SessionRequested,
             session.SessionCancelRequested,
         ),
-        calls=("INFO", STREAM_INFO, MESSAGE_GET, CONSUMER_LIST, f"CONSUMER.INFO.{_STREAM}.*"),
+        calls=(
+            *("INFO", STREAM_INFO, MESSAGE_GET, CONSUMER_LIST, f"CONSUMER.INFO.{_STREAM}.*"),
+            *_reading(SERVICES_BUCKET),
+        ),
         hears=(f"{subjects.ROOT}.{_ANYTHING}",),
         inbox="_INBOX",  # what every client library uses unless it is told otherwise
     ),

@@ -22,7 +22,7 @@ from dsec.platform.objects import BlobNotFound, ObjectStore
 NAMES_MAX = 4096
 """What has been looked for in vain is remembered for so many names."""
 
-AbsentCode = Literal["spec_not_found", "blob_not_found"]
+AbsentCode = Literal["spec_not_found", "blob_not_found", "service_not_declared"]
 
 SpecSource = Callable[[str, int], Awaitable[bytes]]
 """From a spec's hash, and the position of a message that names it, to its content. Raises `Absent`

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import time
 
 import uvloop
 
@@ -15,10 +17,14 @@ from dsec.platform.objects import ObjectStore
 from dsec.platform.settings import configure_logging
 from dsec.platform.specs import Patience, SpecSource, spec_source
 from dsec.platform.telemetry import connect
-from dsec.reward.effects import Specs, blob_source
+from dsec.reward.asking import Outsides
+from dsec.reward.declarations import Declarations, DeclarationSource, declaration_source
+from dsec.reward.effects import Keep, Specs, blob_source
 from dsec.reward.handlers import CONSUMER, Rewarder
 from dsec.reward.isolation import Isolation
+from dsec.reward.recheck import Recheck
 from dsec.reward.settings import RewardSettings
+from dsec.reward.waiting import Beside
 from dsec_contracts import SessionStepped, subjects
 
 log = logging.getLogger("dsec.reward")
@@ -34,15 +40,20 @@ async def serve(settings: RewardSettings) -> int:
     objects = ObjectStore(url) if url else None
     try:
         source = spec_source(log_reader, objects, "reward", settings.reward_spec_wait_s)
-        return await score_until_stopped(settings, source, objects)
+        declared = declaration_source(log_reader, settings.reward_spec_wait_s)
+        return await score_until_stopped(settings, source, objects, declared)
     finally:
         await log_reader.close()
 
 
 async def score_until_stopped(
-    settings: RewardSettings, source: SpecSource, objects: ObjectStore | None = None
+    settings: RewardSettings,
+    source: SpecSource,
+    objects: ObjectStore | None,
+    declared: DeclarationSource,
 ) -> int:
-    """The service, with specs from `source`. Returns the process's exit code."""
+    """The service, with specs from `source` and outside services from `declared`. Returns the
+    process's exit code."""
     stop = stop_on_signals()
     name = f"reward-{settings.reward_replica}"
     bus = await Bus.connect(settings.nats_url, name)
@@ -54,7 +65,15 @@ async def score_until_stopped(
         patience = Patience(settings.reward_absent_s_max)
         specs = Specs(source, patience=patience, kept_max=settings.reward_specs_max)
         blobs = blob_source(objects, patience)
-        rewarder = Rewarder(bus, specs, functions, blobs, settings, utc_now, telemetry)
+        outsides = Outsides(
+            bus,
+            Declarations(declared, patience, time.monotonic),
+            settings.reward_replica,
+            os.environ,
+            time.time,
+        )
+        beside = Beside(outsides, Keep(objects), _recheck(settings))
+        rewarder = Rewarder(bus, specs, functions, blobs, settings, utc_now, telemetry, beside)
 
         app = ServiceApp(
             bus,
@@ -65,7 +84,10 @@ async def score_until_stopped(
         )
         stepped = subjects.every(SessionStepped.event_name())
         await app.handle(CONSUMER, stepped, rewarder.on_session_stepped)
-        await app.run(stop)
+        try:
+            await app.run_beside(rewarder.close, stop)
+        finally:
+            await outsides.close()
     except BusError as error:
         log.error("starting anew: %s", error)
         return EXIT_AGAIN
@@ -76,10 +98,21 @@ async def score_until_stopped(
     return 0
 
 
+def _recheck(settings: RewardSettings) -> Recheck:
+    limits = settings.user_limits(settings.reward_memory_bytes_max)
+
+    def fresh() -> Isolation:
+        return Isolation(settings.reward_deadline_s, limits, watches_state=True)
+
+    return Recheck(fresh, time.monotonic, settings.reward_recheck_s)
+
+
 def main() -> int:
     """Run the service."""
     settings = RewardSettings()
     configure_logging("reward", settings.log_level)
+    # It logs every request with its query, which is not for everybody to read.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     return uvloop.run(serve(settings))
 
 

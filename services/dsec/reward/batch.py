@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -13,7 +13,7 @@ import numpy as np
 
 from dsec.reward.fact import env_body, facts_of_bodies
 from dsec.reward.frames import Failure, Outcome, Task
-from dsec_contracts import RewardMissing, RewardScored, SessionStepped
+from dsec_contracts import RewardDeferred, RewardMissing, RewardScored, SessionStepped
 from dsec_contracts.columns import VarColumn, fixed_rows
 from dsec_contracts.reward import (
     RewardCircumstance,
@@ -28,6 +28,7 @@ ROW_OVERHEAD_BYTES = 56
 BASE64_GROWTH = 1.35
 PAYLOAD_SHARE_MAX = 0.9
 CAUSE_BYTES = 16
+OFFSET_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,18 @@ class Batch:
         return list(map(Task, [specs[n] for n in rows], facts, before, after))
 
     def scored(
-        self, outcomes: Sequence[Outcome], replica: str, message_bytes_max: int
+        self,
+        outcomes: Sequence[Outcome | None],
+        replica: str,
+        message_bytes_max: int,
+        responses: Mapping[int, bytes] | None = None,
     ) -> Iterator[RewardScored]:
-        """The rewards of all rows that have one, in as many messages as the size needs."""
+        """The rewards of all rows that have one, in as many messages as the size needs.
+
+        Args:
+            responses: what services answered, as it is recorded, by row.
+        """
+        told = responses or {}
         steps: Sequence[int] = self.steps
         causes = fixed_rows(self.causes, CAUSE_BYTES)
         bodies = [outcome for outcome in outcomes if type(outcome) is bytes]
@@ -83,11 +93,18 @@ class Batch:
             rows = [n for n in rows if type(outcomes[n]) is bytes]
             steps, causes = [steps[n] for n in rows], [causes[n] for n in rows]
         facts = facts_of_bodies(steps, REVISION, bodies, causes)
-        for start, stop in _portions(facts, message_bytes_max):
-            yield self._scored(rows[start:stop], bodies[start:stop], facts[start:stop], replica)
+        answers = [told.get(n, b"") for n in rows] if told else []
+        for start, stop in _portions(facts, message_bytes_max, answers):
+            part = slice(start, stop)
+            yield self._scored(rows[part], bodies[part], facts[part], answers[part], replica)
 
     def _scored(
-        self, rows: Sequence[int], bodies: list[bytes], facts: list[bytes], replica: str
+        self,
+        rows: Sequence[int],
+        bodies: list[bytes],
+        facts: list[bytes],
+        answers: list[bytes],
+        replica: str,
     ) -> RewardScored:
         row, n = self.event.row, len(rows)
         session_id, step, causes = row.session_id, row.step, self.causes
@@ -105,28 +122,48 @@ class Batch:
             value=values.astype("<f8").tobytes(),
             cause=causes,
             fact=VarColumn.pack(facts),
+            responses=VarColumn.pack(answers) if any(answers) else None,
         )
         circumstance = RewardCircumstance.model_construct(
             replica=replica, lane=self.event.circumstance.lane
         )
         return RewardScored.model_construct(rows=n, row=columns, circumstance=circumstance)
 
-    def missing(self, outcomes: Sequence[Outcome]) -> Iterator[RewardMissing]:
-        """A notice for each row that has no reward. Its function is at fault, so it is fatal."""
+    def missing(self, outcomes: Sequence[Outcome | None]) -> Iterator[RewardMissing]:
+        """A notice for each row that has no reward and will have none."""
         for n, outcome in enumerate(outcomes):
             if isinstance(outcome, Failure):
-                yield RewardMissing(
-                    fact=RewardNoticeFact(
-                        session_id=UUID(bytes=self.sessions[n]),
-                        step=self.steps[n],
-                        code=outcome.code,
-                        fatal=True,
-                        cause=self.causes[n * CAUSE_BYTES : (n + 1) * CAUSE_BYTES],
-                    ),
-                    circumstance=RewardNoticeCircumstance(
-                        message=outcome.message, lane=self.event.circumstance.lane
-                    ),
-                )
+                fact = self._notice(n, outcome.code, fatal=outcome.fatal)
+                yield RewardMissing(fact=fact, circumstance=self._told(outcome.message))
+
+    def deferred(self, rows: Sequence[int]) -> Iterator[RewardDeferred]:
+        """A notice for each of some rows, whose rewards come later."""
+        for n in rows:
+            fact = self._notice(n, "service_slow", fatal=False)
+            yield RewardDeferred(fact=fact, circumstance=self._told(""))
+
+    def _notice(self, n: int, code: str, *, fatal: bool) -> RewardNoticeFact:
+        return RewardNoticeFact(
+            session_id=UUID(bytes=self.sessions[n]),
+            step=self.steps[n],
+            code=code,
+            fatal=fatal,
+            cause=self.causes[n * CAUSE_BYTES : (n + 1) * CAUSE_BYTES],
+        )
+
+    def _told(self, message: str) -> RewardNoticeCircumstance:
+        return RewardNoticeCircumstance(message=message, lane=self.event.circumstance.lane)
+
+    @cached_property
+    def deferrable(self) -> frozenset[str]:
+        """The sessions, in hexadecimal, that take a reward later."""
+        # A lane that knows nothing of it does not say so, and then none does.
+        return frozenset(getattr(self.event.circumstance, "deferrable", None) or ())
+
+    def name(self, n: int) -> tuple[bytes, int, bytes]:
+        """Session, step and cause of a row: the same in every message that asks for its reward."""
+        cause = self.causes[n * CAUSE_BYTES : (n + 1) * CAUSE_BYTES]
+        return self.sessions[n], self.steps[n], cause
 
 
 def _some(column: VarColumn, rows: Sequence[int]) -> list[bytes]:
@@ -134,13 +171,19 @@ def _some(column: VarColumn, rows: Sequence[int]) -> list[bytes]:
     return unpacked if len(rows) == len(unpacked) else [unpacked[n] for n in rows]
 
 
-def _portions(facts: Sequence[bytes], message_bytes_max: int) -> Iterator[tuple[int, int]]:
+def _portions(
+    facts: Sequence[bytes], message_bytes_max: int, answers: Sequence[bytes]
+) -> Iterator[tuple[int, int]]:
     """Where to cut so that every message fits. The same facts are always cut the same."""
     room = int(message_bytes_max * PAYLOAD_SHARE_MAX / BASE64_GROWTH)
-    if facts and sum(map(len, facts)) + len(facts) * ROW_OVERHEAD_BYTES <= room:
+    whole = sum(map(len, facts)) + sum(map(len, answers)) + len(facts) * ROW_OVERHEAD_BYTES
+    if facts and whole <= room:
         yield 0, len(facts)
         return
-    ends = list(accumulate((len(fact) + ROW_OVERHEAD_BYTES for fact in facts), initial=0))
+    sizes = [len(fact) + ROW_OVERHEAD_BYTES for fact in facts]
+    for n, answer in enumerate(answers):
+        sizes[n] += len(answer) + OFFSET_BYTES
+    ends = list(accumulate(sizes, initial=0))
     start = 0
     for stop in range(1, len(facts) + 1):
         if stop == len(facts) or ends[stop + 1] - ends[start] > room:

@@ -9,11 +9,17 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dsec.platform.objects import ObjectStore
+from dsec.platform.objects import ObjectStore, put_patiently
 from dsec.platform.specs import Gone, Patience, SpecSource, blob_content
+from dsec.reward.asking import Answered
 from dsec.reward.fact import ENV
+from dsec.reward.frames import Failure
 from dsec.reward.score import RewardError, reward_document
-from dsec.session.observations import resolve
+from dsec.session.observations import reference, resolve
+
+RESPONSES_INLINE_BYTES_MAX = 16 * 1024
+"""What services answered for one step, beside its reward; more goes to the object store."""
+RESPONSES_WITHOUT_STORE_BYTES_MAX = 256 * 1024
 
 
 class Lost(bytes):
@@ -69,6 +75,29 @@ def _spec(content: bytes) -> Spec:
     except RewardError as error:
         return Spec(content, is_env=False, error=error)
     return Spec(content, is_env=document.entry == ENV)
+
+
+class Keep:
+    """Where what services answered is kept: beside the reward, or in the object store."""
+
+    def __init__(self, objects: ObjectStore | None) -> None:
+        self._objects = objects
+
+    async def kept(self, found: Answered) -> Answered:
+        """An outcome with what is recorded of the answers: themselves, or a reference."""
+        size = len(found.responses)
+        if size <= RESPONSES_INLINE_BYTES_MAX:
+            return found
+        if self._objects is not None:
+            key = await put_patiently(self._objects, found.responses)
+            return Answered(found.outcome, reference(key, size))
+        if size <= RESPONSES_WITHOUT_STORE_BYTES_MAX:
+            return found
+        told = (
+            f"services answered {size} bytes for one step; without an object store "
+            f"{RESPONSES_WITHOUT_STORE_BYTES_MAX} can be kept: set DSEC_OBJECT_STORE_URL"
+        )
+        return Answered(Failure("responses_too_large", told), b"")
 
 
 def blob_source(objects: ObjectStore | None, patience: Patience) -> Callable[[str], bytes]:

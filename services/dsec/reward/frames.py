@@ -31,10 +31,11 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a row has no reward."""
+    """Why a row has no reward. `fatal`: the function is at fault, and its session cannot go on."""
 
     code: str
     message: str
+    fatal: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,8 @@ def read_request(body: bytes) -> tuple[list[str], dict[str, bytes], list[Task]]:
     return drop, new, tasks
 
 
-def reply(outcomes: Sequence[Outcome]) -> bytes:
-    """The outcome of every row, in order."""
+def reply(outcomes: Sequence[Outcome], changed: Mapping[str, list[str]] | None = None) -> bytes:
+    """The outcome of every row, in order; and by spec, what changed while they were scored."""
     failures = [
         [n, outcome.code, outcome.message]
         for n, outcome in enumerate(outcomes)
@@ -102,7 +103,7 @@ def reply(outcomes: Sequence[Outcome]) -> bytes:
         if isinstance(outcome, Needs)
     ]
     column = VarColumn.pack([o if isinstance(o, bytes) else b"" for o in outcomes])
-    return encode([column.offsets, column.data, failures, needs])
+    return encode([column.offsets, column.data, failures, needs, dict(changed or {})])
 
 
 def read_reply(body: bytes, rows: int) -> list[Outcome]:
@@ -112,7 +113,7 @@ def read_reply(body: bytes, rows: int) -> list[Outcome]:
         ValueError: the bytes are no reply to that many rows.
     """
     try:
-        offsets, data, failures, needs = decode(body)
+        offsets, data, failures, needs, _ = decode(body)
         outcomes: list[Outcome] = list(VarColumn(offsets=offsets, data=data).unpack())
         for n, code, message in failures:
             outcomes[n] = Failure(str(code), str(message))
@@ -123,6 +124,14 @@ def read_reply(body: bytes, rows: int) -> list[Outcome]:
     if len(outcomes) != rows:
         raise ValueError(f"{len(outcomes)} outcomes for {rows} rows")
     return outcomes
+
+
+def read_changed(body: bytes) -> dict[str, list[str]]:
+    """By spec, what changed while rows were scored; of a body that `read_reply` has taken."""
+    changed = decode(body)[4]
+    if not isinstance(changed, dict):
+        return {}
+    return {str(spec): [str(name) for name in names] for spec, names in changed.items()}
 
 
 def _request(fields: list[Any]) -> Request:

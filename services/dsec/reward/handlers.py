@@ -9,36 +9,28 @@ Only what no retry can mend is put aside.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Protocol
+from uuid import UUID
 
 from dsec.platform.bus import BadMessage, Bus, Message, Settler
 from dsec.platform.clock import nanoseconds
 from dsec.platform.telemetry import OFF, Span, Telemetry, metrics, parse_traceparent
 from dsec.platform.telemetry.ids import child
 from dsec.platform.telemetry.metrics import Metric
+from dsec.reward.asking import Asking
 from dsec.reward.batch import Batch
 from dsec.reward.effects import Spec, Specs, resolved
-from dsec.reward.frames import Failure, Outcome, Task
+from dsec.reward.frames import Failure, Needs, Outcome, Task
+from dsec.reward.publishing import Publisher
 from dsec.reward.settings import RewardSettings
-from dsec_contracts import Envelope, SessionStepped, keys, subjects
-
-log = logging.getLogger(__name__)
+from dsec.reward.turns import Functions, Turns
+from dsec.reward.waiting import Beside, Scored, Tick, Waiting
+from dsec_contracts import Envelope, SessionStepped, subjects
 
 CONSUMER = "reward"
-SOURCE = "dsec/reward"
-
-
-class Functions(Protocol):
-    """Runs users' functions: `Isolation`."""
-
-    async def score(
-        self, tasks: Sequence[Task], contents: Mapping[str, bytes]
-    ) -> list[Outcome]: ...
 
 
 class Rewarder:
@@ -53,18 +45,32 @@ class Rewarder:
         settings: RewardSettings,
         now: Callable[[], datetime],
         telemetry: Telemetry = OFF,
+        beside: Beside | None = None,
     ) -> None:
-        self._bus = bus
+        """Prepare.
+
+        Args:
+            beside: what rows can wait for. Without it no function may ask a service, and none is
+                checked for state that it keeps.
+        """
         self._specs = specs
-        self._functions = functions
+        self._turns = Turns(functions)
         self._blobs = blobs
         self._settings = settings
         self._now = now
         self._telemetry = telemetry
         self._counts: Counter[Metric] = Counter()
+        self._publisher = Publisher(bus, settings.reward_replica, now, self._counts)
+        self._recheck = beside.recheck if beside is not None else None
+        self._waiting: Waiting | None = None
+        if beside is not None:
+            self._waiting = Waiting(self._publisher, self._turns, beside, settings)
+        self._passed: dict[int, asyncio.Event] = {}
+        self._closing = False
         for metric in (
             metrics.TICKS_REWARDED,
             metrics.REWARDS,
+            metrics.REWARDS_DEFERRED,
             metrics.REWARDS_MISSING,
         ):
             telemetry.counter(metric, partial(self._counts.__getitem__, metric))
@@ -75,45 +81,39 @@ class Rewarder:
             ack_wait_s=settings.reward_ack_wait_s,
             retry_s_min=settings.reward_retry_s_min,
             retry_s_max=settings.reward_retry_s_max,
+            # Those that wait, and the one that is passing.
+            in_flight_max=settings.reward_ticks_waiting_max + 1,
         )
         telemetry.counter(metrics.DEAD_LETTERS, lambda: self._settler.dead_letters)
 
     async def on_session_stepped(self, message: Message) -> None:
-        """Score one tick and acknowledge it; never raises."""
-        await self._settler.handle(message)
+        """Score one tick; never raises. Returns when all that asks nobody is rewarded: what waits
+        for services is settled later, and must not hold up the next tick."""
+        begins, passed = not self._closing, asyncio.Event()
+        self._passed[id(message)] = passed
+        await self._settler.begin(message)
+        if begins:
+            await passed.wait()
+        else:
+            self._passed.pop(id(message), None)
+
+    async def close(self, wait_s: float) -> None:
+        """Take no more ticks, and give those at hand their time."""
+        self._closing = True
+        await self._settler.close(wait_s)
 
     async def _handle(self, message: Message) -> None:
         began = self._now()
-        envelope, batch = _read(message)
-        outcomes = await self._outcomes(batch, message.sequence)
-        scored_at = self._now()
-        lane = batch.event.circumstance.lane
-        # Those first: should we die between the two, the repeated message has the same rows.
-        for notice in batch.missing(outcomes):
-            session, step = notice.fact.session_id, notice.fact.step
-            log.warning("%s step %d: %s", session, step, notice.fact.code)
-            self._counts[metrics.REWARDS_MISSING] += 1
-            await self._bus.publish(
-                notice,
-                lane,
-                source=SOURCE,
-                time=self._now(),
-                event_id=f"reward.{envelope.id}.missing.{session}.{step}",
-                session_id=session,
-                cause=keys.of(session, keys.step(step)),
-                traceparent=envelope.traceparent,
-            )
-        limit = self._bus.max_payload_bytes
-        for part, scored in enumerate(batch.scored(outcomes, self._settings.reward_replica, limit)):
-            await self._bus.publish(
-                scored,
-                lane,
-                source=SOURCE,
-                time=self._now(),
-                event_id=f"reward.{envelope.id}" + (f".{part}" if part else ""),
-                traceparent=envelope.traceparent,
-            )
-            self._counts[metrics.REWARDS] += scored.rows
+        try:
+            envelope, batch = _read(message)
+            tick, outcomes = await self._first_pass(envelope, batch, message.sequence)
+            scored_at = self._now()
+            await self._publisher.publish(envelope, batch, outcomes)
+        finally:
+            if (passed := self._passed.pop(id(message), None)) is not None:
+                passed.set()
+        if self._waiting is not None and tick.rows():
+            await self._waiting.settle(tick)
         self._counts[metrics.TICKS_REWARDED] += 1
         self._trace(envelope, batch, message, began, scored_at)
 
@@ -141,15 +141,21 @@ class Rewarder:
             )
         )
 
-    async def _outcomes(self, batch: Batch, position: int) -> list[Outcome]:
+    # -- the first pass --------------------------------------------------------------------------
+
+    async def _first_pass(
+        self, envelope: Envelope, batch: Batch, position: int
+    ) -> tuple[Tick, list[Outcome | None]]:
+        """The outcomes of all rows that ask no service, and the rows that do."""
         specs = {
             spec_hash: await self._specs.get(spec_hash, position)
             for spec_hash in dict.fromkeys(batch.specs)
             if spec_hash
         }
-        outcomes = batch.env_outcomes()
+        tick = Tick(envelope, batch, _contents(specs), {}, {})
+        outcomes: list[Outcome | None] = list(batch.env_outcomes())
         if "" not in batch.specs and all(spec.is_env for spec in specs.values()):
-            return outcomes
+            return tick, outcomes
         functions = []
         for n, spec_hash in enumerate(batch.specs):
             spec = specs.get(spec_hash)
@@ -157,15 +163,39 @@ class Rewarder:
                 outcomes[n] = Failure("reward_load_failed", "the step names no reward spec")
             elif spec.error is not None:
                 outcomes[n] = Failure(spec.error.code, spec.error.message)
+            elif (failure := self._known_failure(spec_hash)) is not None:
+                outcomes[n] = failure
             elif not spec.is_env:
                 functions.append(n)
         if functions:
-            found = await self._functions.score(
-                await self._tasks(batch, functions), _contents(specs)
-            )
-            for n, outcome in zip(functions, found, strict=True):
-                outcomes[n] = outcome
-        return outcomes
+            tasks = await self._tasks(batch, functions)
+            found = await self._turns.score(tasks, tick.contents)
+            scored = list(map(Scored, functions, tasks, found))
+            for one in scored:
+                outcomes[one.row] = one.outcome
+            self._leave_open(tick, scored, position)
+            for n in tick.rows():
+                outcomes[n] = None
+        return tick, outcomes
+
+    def _known_failure(self, spec_hash: str) -> Failure | None:
+        return None if self._recheck is None else self._recheck.failure(spec_hash)
+
+    def _leave_open(self, tick: Tick, scored: Sequence[Scored], position: int) -> None:
+        """Sort out the rows that have to wait."""
+        by_spec: dict[str, list[Scored]] = {}
+        for one in scored:
+            if isinstance(one.outcome, Needs):
+                if self._waiting is None:
+                    raise RuntimeError("a reward function asks services, and there are none here")
+                session, step = tick.batch.sessions[one.row], tick.batch.steps[one.row]
+                key = f"{UUID(bytes=session)}.{step}"
+                tick.asking[one.row] = Asking(one.task, one.outcome, key, position, False)
+            elif type(one.outcome) is bytes:
+                by_spec.setdefault(one.task.spec, []).append(one)
+        for spec, rows in by_spec.items():
+            if self._recheck is not None and self._recheck.is_due(spec, len(rows)):
+                tick.checking[spec] = rows
 
     async def _tasks(self, batch: Batch, rows: Sequence[int]) -> list[Task]:
         tasks = batch.tasks(rows)

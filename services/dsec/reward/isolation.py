@@ -36,6 +36,7 @@ from dsec.reward.frames import (
     Failure,
     Outcome,
     Task,
+    read_changed,
     read_reply,
     request,
 )
@@ -85,10 +86,11 @@ class _Process:
         self._processes_max = processes_max
         self._progress = progress
         self._stuck = False
+        self.changed: dict[str, list[str]] = {}
         self.specs: OrderedDict[str, None] = OrderedDict()
 
     @classmethod
-    async def start(cls, limits: UserLimits) -> _Process:
+    async def start(cls, limits: UserLimits, *, watches_state: bool) -> _Process:
         """Start one and wait until it is ready."""
         with tempfile.TemporaryFile() as file:
             file.truncate(PROGRESS.size)
@@ -99,6 +101,7 @@ class _Process:
                 "dsec.reward.scoring_process",
                 f"--progress-fd={file.fileno()}",
                 f"--limits={limits.argument()}",
+                *(["--watches-state"] if watches_state else []),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 pass_fds=(file.fileno(),),
@@ -135,7 +138,10 @@ class _Process:
             assert self._process.stdin is not None
             self._process.stdin.write(frame(request(tasks, send, drop), FRAME_BYTES_MAX))
             await self._process.stdin.drain()
-            return read_reply(await self._read(), len(tasks))
+            body = await self._read()
+            outcomes = read_reply(body, len(tasks))
+            self.changed = read_changed(body)
+            return outcomes
         except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
             row = PROGRESS.unpack_from(self._progress, 0)[0]
             log.warning("the scoring process is gone: %r", error)
@@ -186,10 +192,20 @@ class _Process:
 class Isolation:
     """Scores rows in a scoring process, whatever the functions do."""
 
-    def __init__(self, deadline_s: float, limits: UserLimits) -> None:
+    def __init__(
+        self, deadline_s: float, limits: UserLimits, *, watches_state: bool = False
+    ) -> None:
+        """Prepare; no process is started.
+
+        Args:
+            watches_state: the process says what changes between calls (`changed`).
+        """
         self._deadline_s = deadline_s
         self._limits = limits
+        self._watches_state = watches_state
         self._process: _Process | None = None
+        self.changed: dict[str, list[str]] = {}
+        """By spec, what of its function's past changed in the process that scored last."""
         self._faults: OrderedDict[str, tuple[int, float, Failure]] = OrderedDict()
 
     async def close(self) -> None:
@@ -229,9 +245,11 @@ class Isolation:
 
     async def _attempt(self, tasks: Sequence[Task], contents: Mapping[str, bytes]) -> list[Outcome]:
         if self._process is None:
-            self._process = await _Process.start(self._limits)
+            self._process = await _Process.start(self._limits, watches_state=self._watches_state)
         try:
-            return await self._process.score(tasks, contents, self._deadline_s)
+            outcomes = await self._process.score(tasks, contents, self._deadline_s)
+            self.changed = self._process.changed
+            return outcomes
         except BaseException:
             # Cancelled in the middle, its next reply would be the wrong one.
             process, self._process = self._process, None

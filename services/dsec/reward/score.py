@@ -143,6 +143,11 @@ class FunctionScorer(Scorer):
             self._interposition.exit(chance)
         return self._components.weighted(scores)
 
+    @property
+    def namespace(self) -> str:
+        """What the names of the function's shipped modules begin with."""
+        return self._code.name
+
     def unload(self) -> None:
         """See `Scorer`."""
         self._code.unload()

@@ -30,7 +30,8 @@ from dsec.reward.frames import (
     read_request,
     reply,
 )
-from dsec.reward.score import Asks, RewardError, Scorer, load_scorer
+from dsec.reward.score import Asks, FunctionScorer, RewardError, Scorer, load_scorer
+from dsec.reward.state import Snapshot, changed, snapshot
 
 PROGRESS = struct.Struct("<q")
 NO_ROW = -1
@@ -40,7 +41,14 @@ NO_ROW = -1
 class Scorers:
     """The specs that are loaded. The service says which: it knows what is in use."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, watches_state: bool = False) -> None:
+        """None is loaded.
+
+        Args:
+            watches_state: note what each function's past looks like before its first row.
+        """
+        self._watches_state = watches_state
+        self._before: dict[str, Snapshot] = {}
         self._content: dict[str, bytes] = {}
         self._loaded: dict[str, Scorer | Failure] = {}
 
@@ -71,16 +79,30 @@ class Scorers:
         except RewardError as error:
             return Failure(error.code, error.message)
 
+    def changed(self) -> dict[str, list[str]]:
+        """By spec, what of its function's past is not as it was before its first row."""
+        found = {}
+        for spec, before in self._before.items():
+            scorer = self._loaded[spec]
+            if isinstance(scorer, FunctionScorer):
+                found[spec] = changed(before, snapshot(scorer.function, scorer.namespace))
+        return {spec: names for spec, names in found.items() if names}
+
     def _load(self, spec: str) -> Scorer | Failure:
         try:
-            return load_scorer(spec, self._content[spec], interposition_of)
+            scorer = load_scorer(spec, self._content[spec], interposition_of)
         except RewardError as error:
             return Failure(error.code, error.message)
+        if self._watches_state and isinstance(scorer, FunctionScorer):
+            self._before[spec] = snapshot(scorer.function, scorer.namespace)
+        return scorer
 
 
-def serve(requests: BinaryIO, replies: BinaryIO, progress: mmap.mmap) -> None:
+def serve(
+    requests: BinaryIO, replies: BinaryIO, progress: mmap.mmap, *, watches_state: bool
+) -> None:
     """Score what comes until the other side closes the pipe."""
-    scorers = Scorers()
+    scorers = Scorers(watches_state=watches_state)
     write_frame(replies, frame(READY, FRAME_BYTES_MAX))
     while (body := read_body(requests)) is not None:
         drop, specs, tasks = read_request(body)
@@ -92,7 +114,7 @@ def serve(requests: BinaryIO, replies: BinaryIO, progress: mmap.mmap) -> None:
             PROGRESS.pack_into(progress, 0, n)
             outcomes.append(scorers.score(task))
         PROGRESS.pack_into(progress, 0, NO_ROW)
-        write_frame(replies, frame(reply(outcomes), FRAME_BYTES_MAX))
+        write_frame(replies, frame(reply(outcomes, scorers.changed()), FRAME_BYTES_MAX))
 
 
 def main() -> None:
@@ -100,12 +122,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m dsec.reward.scoring_process")
     parser.add_argument("--progress-fd", type=int, required=True)
     parser.add_argument("--limits", type=UserLimits.from_argument, required=True)
+    parser.add_argument("--watches-state", action="store_true")
     arguments = parser.parse_args()
     bind(arguments.limits)
     requests, replies = own_pipes()
     progress = mmap.mmap(arguments.progress_fd, PROGRESS.size)
     virtual.install()
-    serve(requests, replies, progress)
+    serve(requests, replies, progress, watches_state=arguments.watches_state)
 
 
 if __name__ == "__main__":

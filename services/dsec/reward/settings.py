@@ -12,7 +12,7 @@ from dsec.platform.settings import Settings
 
 
 class RewardSettings(Settings):
-    """One replica."""
+    """One replica. A service's secret `NAME` is read from the variable `DSEC_SECRET_NAME`."""
 
     reward_replica: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
     """How this replica is named in what it publishes."""
@@ -22,6 +22,14 @@ class RewardSettings(Settings):
     """A function that takes longer for one step is `reward_deadline`."""
     reward_memory_bytes_max: Annotated[int, Field(ge=1 << 28)] = 4 << 30
     """What the process that runs the functions may allocate."""
+    reward_ticks_waiting_max: Annotated[int, Field(ge=1, le=10_000)] = 256
+    """Ticks that wait for outside services at a time; others that would are left for later, and
+    those that ask nobody pass them."""
+    reward_service_retry_s: Annotated[float, Field(gt=0)] = 1.0
+    """When a tick is looked at again that found too many waiting."""
+    reward_recheck_s: Annotated[float, Field(ge=0)] = 60.0
+    """How often some rows of each function are scored again in a fresh process, to find one that
+    keeps state between calls; 0: never."""
     reward_specs_max: Annotated[int, Field(ge=1)] = 256
     """Specs kept in memory."""
     reward_spec_wait_s: Annotated[float, Field(ge=0)] = 10.0

@@ -9,14 +9,13 @@ from datetime import datetime
 from uuid import UUID
 
 from dsec.platform.log import LogReader
+from dsec.platform.secrets import SECRET_PREFIX
 from dsec.platform.specs import Gone, Patience, SpecSource
 from dsec.session.documents import SpecError, ToolDocument, unseal
 from dsec.session.log_row import LogRow
 from dsec.tool.frames import Failure
 from dsec.tool.processes import Program
 from dsec_contracts import keys
-
-SECRET_PREFIX = "DSEC_SECRET_"
 
 
 @dataclass(frozen=True, slots=True)

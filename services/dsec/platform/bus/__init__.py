@@ -7,6 +7,7 @@ acknowledged is sent again under the same message id, for as long as `PUBLISHING
 """
 
 from dsec.platform.bus.author import Author
+from dsec.platform.bus.bucket import Bucket
 from dsec.platform.bus.connection import Bus, nodes
 from dsec.platform.bus.consumer import Consumer, ConsumerState
 from dsec.platform.bus.errors import (
@@ -27,6 +28,7 @@ from dsec.platform.bus.stream import StreamOptions, StreamState
 __all__ = [
     "Author",
     "BadMessage",
+    "Bucket",
     "Bus",
     "BusError",
     "BusUnavailable",

@@ -15,6 +15,7 @@ from nats.aio.msg import Msg
 from nats.js import api
 
 from dsec.platform.bus import consumer as consumers
+from dsec.platform.bus.bucket import Bucket
 from dsec.platform.bus.consumer import ACK_WAIT_S, Consumer, ConsumerState
 from dsec.platform.bus.errors import BusUnavailable
 from dsec.platform.bus.lease import Lease
@@ -208,6 +209,20 @@ class Bus(Publisher):
             with attempt:
                 return await Lease.open(self._js, key, holder, ttl_s, replicas)
         raise AssertionError("unreachable")
+
+    async def bucket(self, name: str) -> Bucket:
+        """A key-value bucket, made if need be. Kept on as many nodes as the stream, for which it
+        waits."""
+        await self.await_stream()
+        replicas = (await self._stream.state()).replicas
+        async for attempt in CONNECTING.attempts():
+            with attempt:
+                return await Bucket.open(self._js, name, replicas)
+        raise AssertionError("unreachable")
+
+    async def existing_bucket(self, name: str) -> Bucket | None:
+        """A key-value bucket, for reading; None: nobody has made it."""
+        return await Bucket.existing(self._js, name)
 
 
 def nodes(url: str) -> list[str]:

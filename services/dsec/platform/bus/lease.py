@@ -5,13 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Self
 
-import nats.errors
-import nats.js.errors
-from nats.js import JetStreamContext, api
+from nats.js import JetStreamContext
 
-from dsec.platform.bus.stream import OTHER_CONFIGURATION, refused
-
-_AWAY = (nats.errors.Error, TimeoutError)
+from dsec.platform.bus.bucket import AWAY, open_bucket
 
 
 class Lease:
@@ -33,19 +29,7 @@ class Lease:
             BusUnavailable: its bucket cannot be made or asked for at the moment.
             BusError: it never can.
         """
-        bucket = f"dsec_lease_{key}"
-        config = api.KeyValueConfig(bucket=bucket, ttl=ttl_s, history=1, replicas=replicas)
-        try:
-            try:
-                kv = await js.create_key_value(config)
-            except nats.js.errors.BadRequestError as error:
-                if error.err_code != OTHER_CONFIGURATION:
-                    raise
-                live = (await js.stream_info(f"KV_{bucket}")).config
-                await js.update_stream(live, max_age=ttl_s, num_replicas=replicas)
-                kv = await js.key_value(bucket)
-        except nats.js.errors.APIError as error:
-            raise refused(f"the lease {key} cannot be made", error) from error
+        kv = await open_bucket(js, f"dsec_lease_{key}", replicas, ttl_s)
         return cls(kv, "holder", holder)
 
     async def renew(self) -> bool:
@@ -55,7 +39,7 @@ class Lease:
                 self._revision = await self._kv.create(self._key, self._holder)
             else:
                 self._revision = await self._kv.update(self._key, self._holder, last=self._revision)
-        except _AWAY:
+        except AWAY:
             self._revision = None
             return False
         return True
@@ -63,6 +47,6 @@ class Lease:
     async def release(self) -> None:
         """Give it up, if it is ours."""
         if self._revision is not None:
-            with contextlib.suppress(*_AWAY):
+            with contextlib.suppress(*AWAY):
                 await self._kv.delete(self._key, last=self._revision)
             self._revision = None

@@ -73,6 +73,9 @@ STEPS = Metric("dsec.steps", "{step}", "steps that a worker's sessions took")
 SESSIONS_HOSTED = Metric("dsec.sessions.hosted", "{session}", "sessions that a worker steps")
 TICKS_REWARDED = Metric("dsec.ticks.rewarded", "{tick}", "ticks that a replica has answered")
 REWARDS = Metric("dsec.rewards", "{reward}", "rewards that a replica has published")
+REWARDS_DEFERRED = Metric(
+    "dsec.rewards.deferred", "{reward}", "rewards that came later, since a service was slow"
+)
 REWARDS_MISSING = Metric("dsec.rewards.missing", "{reward}", "rewards that it declared missing")
 ANCHORS_STORED = Metric("dsec.anchors.stored", "{anchor}", "anchors that a replica has stored")
 ANCHORS_LOST = Metric("dsec.anchors.lost", "{anchor}", "anchors that it has found no blob of")
@@ -108,6 +111,7 @@ OPERATIONAL = (
     SESSIONS_HOSTED,
     TICKS_REWARDED,
     REWARDS,
+    REWARDS_DEFERRED,
     REWARDS_MISSING,
     ANCHORS_STORED,
     ANCHORS_LOST,

@@ -1,0 +1,145 @@
+"""From what a row's function wants to its outcome: services are asked, the function runs again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple
+
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
+
+from dsec.platform.bus import Bucket, Bus
+from dsec.platform.log import LogBehind, LogUnavailable
+from dsec.platform.roles import SERVICES_BUCKET
+from dsec.platform.specs import Absent, Gone
+from dsec.reward.declarations import Declarations
+from dsec.reward.frames import Failure, Needs, Outcome, Task
+from dsec.reward.http_exchange import ServiceFailed
+from dsec.reward.outside import Outside
+from dsec.reward.reexecution import Known, answered, recorded
+from dsec.reward.services import Request, Response
+from dsec_contracts.service import ServiceFact
+
+ROW_RESPONSES_BYTES_MAX = 8 << 20
+"""What services may answer to one function for one step."""
+LOOK_AGAIN_S_MIN = 0.2
+LOOK_AGAIN_S_MAX = 5.0
+
+Rescore = Callable[[Task], Awaitable[Outcome]]
+"""Runs a row again, with what has been answered."""
+
+
+class Asking(NamedTuple):
+    """A row whose function wants responses. `key` names its step anywhere."""
+
+    task: Task
+    needs: Needs
+    key: str
+    position: int
+    batched: bool
+
+
+class Answered(NamedTuple):
+    """What came of a row, and what services answered for it."""
+
+    outcome: Outcome
+    responses: bytes
+
+
+class Outsides:
+    """The outside services that this replica has asked, by name."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        declarations: Declarations,
+        replica: str,
+        environment: Mapping[str, str],
+        clock: Callable[[], float],
+    ) -> None:
+        self._bus = bus
+        self._declarations = declarations
+        self._replica = replica
+        self._environment = environment
+        self._clock = clock
+        self._opening = asyncio.Lock()
+        self._bucket: Bucket | None = None
+        self._services: dict[str, Outside] = {}
+
+    async def get(self, name: str, position: int) -> Outside:
+        """A service, as it is declared now. Waits for as long as nobody can say whether it is.
+
+        Raises:
+            Gone: it is not declared.
+        """
+        looking = AsyncRetrying(
+            retry=retry_if_exception_type((Absent, LogBehind, LogUnavailable)),
+            wait=wait_random_exponential(LOOK_AGAIN_S_MIN, LOOK_AGAIN_S_MAX),
+        )
+        fact: ServiceFact = await looking(self._declarations.get, name, position)
+        bucket = await self._shared()
+        found = self._services.get(name)
+        if found is None:
+            found = Outside(fact, bucket, self._replica, self._environment, self._clock)
+            self._services[name] = found
+        elif found.version != fact.version:
+            found.declared(fact)
+        return found
+
+    async def _shared(self) -> Bucket:
+        async with self._opening:
+            if self._bucket is None:
+                self._bucket = await self._bus.bucket(SERVICES_BUCKET)
+            return self._bucket
+
+    async def close(self) -> None:
+        """Ask nothing more."""
+        for service in self._services.values():
+            await service.close()
+
+    async def is_deferred(self, needs: Needs, position: int) -> bool:
+        """Whether any of the services that a row wants first is slow now."""
+        for name in dict.fromkeys(request.service for request in needs.requests):
+            try:
+                service = await self.get(name, position)
+            except Gone:
+                return False  # its row will say so
+            if await service.mode() == "deferred":
+                return True
+        return False
+
+    async def answer(self, row: Asking, rescore: Rescore) -> Answered:
+        """What comes of a row once everything it wants has been answered, or cannot be."""
+        known: list[Known] = []
+        outcome: Outcome = row.needs
+        while isinstance(outcome, Needs):
+            try:
+                responses = await self._responses(row, outcome.requests, len(known))
+            except ServiceFailed as failed:
+                return Answered(Failure(failed.code, str(failed), fatal=False), b"")
+            except Gone as gone:
+                return Answered(Failure(gone.code, str(gone)), b"")
+            known = answered(outcome.requests, responses, known)
+            if sum(len(one.body) for one in known) > ROW_RESPONSES_BYTES_MAX:
+                told = f"services answered more than {ROW_RESPONSES_BYTES_MAX} bytes for one step"
+                return Answered(Failure("responses_too_large", told), b"")
+            outcome = await rescore(row.task._replace(responses=recorded(known)))
+        return Answered(outcome, recorded(known))
+
+    async def _responses(
+        self, row: Asking, requests: tuple[Request, ...], before: int
+    ) -> list[Response]:
+        calls = [
+            self._call(row, request, f"{row.key}.{before + n}")
+            for n, request in enumerate(requests)
+        ]
+        # Not a task group: the trouble of one call must not stop another in its midst.
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+        return [one for one in found if isinstance(one, Response)]
+
+    async def _call(self, row: Asking, request: Request, key: str) -> Response:
+        service = await self.get(request.service, row.position)
+        return await service.call(request, key, batched=row.batched)

@@ -1,0 +1,156 @@
+"""One HTTP exchange with an outside service, and what it says: an answer, or "ask again".
+
+No redirect is followed: it would take secrets in headers to wherever the answer says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, Literal
+
+import httpx
+
+from dsec.reward.services import Request, Response
+
+RESPONSE_BYTES_MAX: Final = 1 << 20
+KEPT_HEADERS: Final = ("content-type",)
+"""Headers that are recorded and given to functions: those that say how to read the body."""
+MESSAGE_CHARS_MAX: Final = 300
+
+Code = Literal["service_unavailable", "service_deadline", "service_invalid", "secret_absent"]
+
+
+class ServiceFailed(Exception):
+    """A call has failed for good."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code: Code = code
+
+
+class Again(Exception):
+    """An attempt failed; another may do better. `code`: if there is no other."""
+
+    def __init__(self, code: Code, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message[:MESSAGE_CHARS_MAX])
+        self.code: Code = code
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A response, and for how long its service wants to be left alone."""
+
+    response: Response
+    retry_after_s: float
+
+
+async def exchange(
+    client: httpx.AsyncClient, request: Request, key: str, attempt_s: float
+) -> Exchange:
+    """Ask once.
+
+    Raises:
+        Again: it was not answered in time, or the connection failed.
+        ServiceFailed: it answered what nobody can use.
+    """
+    headers = {"Idempotency-Key": key}
+    if request.body is not None:
+        headers["Content-Type"] = "application/json"
+    try:
+        async with asyncio.timeout(attempt_s):
+            async with client.stream(
+                request.method,
+                request.path,
+                params=list(request.params) or None,
+                content=request.body,
+                headers=headers,
+            ) as answer:
+                body = await _body(answer)
+    except TimeoutError as error:
+        raise Again("service_deadline", f"no answer within {attempt_s:.3g} s") from error
+    except httpx.TransportError as error:
+        # Its text may name hosts and paths, never headers.
+        raise Again("service_unavailable", f"{type(error).__name__}: {error}") from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ServiceFailed("service_invalid", f"{type(error).__name__}: {error}") from error
+    kept = {name: answer.headers[name] for name in KEPT_HEADERS if name in answer.headers}
+    response = Response(answer.status_code, kept, body)
+    return Exchange(response, retry_after_s(answer.headers.get("retry-after"), _now()))
+
+
+async def exchange_batch(
+    client: httpx.AsyncClient, path: str, requests: Sequence[Request], key: str, attempt_s: float
+) -> tuple[Exchange, list[Response]]:
+    """Ask several things at once. No responses where the batch itself was refused.
+
+    Raises:
+        Again, ServiceFailed: see `exchange`.
+    """
+    told = [
+        {
+            "method": request.method,
+            "path": request.path,
+            "params": [list(pair) for pair in request.params],
+            "json": None if request.body is None else json.loads(request.body),
+        }
+        for request in requests
+    ]
+    body = json.dumps({"requests": told}, separators=(",", ":")).encode()
+    whole = Request("", "POST", path, (), body)
+    found = await exchange(client, whole, f"{key}.batch", attempt_s)
+    if found.response.status != 200:
+        return found, []
+    return found, _several(found.response, len(requests))
+
+
+def _several(response: Response, count: int) -> list[Response]:
+    try:
+        items: Any = response.json()["responses"]
+        answers = [_item(item) for item in items]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ServiceFailed("service_invalid", f"no batch of responses: {error!r}") from error
+    if len(answers) != count:
+        raise ServiceFailed("service_invalid", f"{len(answers)} responses to {count} requests")
+    return answers
+
+
+def _item(item: dict[str, Any]) -> Response:
+    status = item["status"]
+    if not isinstance(status, int) or not 100 <= status <= 599:
+        raise ValueError(f"status {status!r:.40}")
+    body = json.dumps(item.get("json"), separators=(",", ":")).encode()
+    return Response(status, {"content-type": "application/json"}, body)
+
+
+async def _body(answer: httpx.Response) -> bytes:
+    body = b""
+    async for part in answer.aiter_bytes():
+        body += part
+        if len(body) > RESPONSE_BYTES_MAX:
+            raise ServiceFailed("service_invalid", f"over {RESPONSE_BYTES_MAX} bytes came")
+    return body
+
+
+def retry_after_s(header: str | None, now: datetime) -> float:
+    """The seconds that a `Retry-After` asks for, given as such or as a date; 0 for none."""
+    if not header:
+        return 0.0
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass  # then it is a date
+    try:
+        at = parsedate_to_datetime(header)
+    except ValueError:
+        return 0.0
+    return max(0.0, ((at if at.tzinfo else at.replace(tzinfo=UTC)) - now).total_seconds())
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,267 @@
+"""One outside service, as one replica asks it: budget, concurrency, retries, deadline, latency.
+
+A call is answered, or it has failed for good (`ServiceFailed`). What it waits for the budget counts
+for nothing: that is our restraint, not the service's fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import httpx
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    wait_random_exponential,
+)
+
+from dsec.platform.bus import Bucket
+from dsec.platform.secrets import SecretAbsent, filled, hidden, secrets_of
+from dsec.reward.batching import Batcher
+from dsec.reward.http_exchange import Again, Exchange, ServiceFailed, exchange, exchange_batch
+from dsec.reward.permits import Permits
+from dsec.reward.services import Request, Response
+from dsec.reward.standing import SharedStanding
+from dsec.reward.switch import Latencies, Mode, Report
+from dsec_contracts.service import ServiceFact
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 30.0
+"""A replica reports nothing of a service that it has not asked for so long."""
+ATTEMPT_SHARE = 1 / 3
+"""Of the deadline, for one attempt, where the declaration does not say."""
+
+
+@dataclass(slots=True)
+class _Clock:
+    """What a call has taken of its deadline: attempts and rests."""
+
+    now: Callable[[], float]
+    spent_s: float = 0.0
+    since: float | None = None
+
+    def seconds(self) -> float:
+        """So far."""
+        return self.spent_s + (0.0 if self.since is None else self.now() - self.since)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Within this, time is taken."""
+        self.since = self.now()
+        try:
+            yield
+        finally:
+            self.spent_s, self.since = self.seconds(), None
+
+
+@dataclass(eq=False, slots=True)
+class _UnderWay:
+    """A call that has not ended. `last`: why its last attempt has to be made again."""
+
+    request: Request
+    key: str
+    clock: _Clock
+    batched: bool
+    last: Again | None = field(default=None)
+
+
+class Outside:
+    """One service."""
+
+    def __init__(
+        self,
+        fact: ServiceFact,
+        bucket: Bucket,
+        replica: str,
+        environment: Mapping[str, str],
+        clock: Callable[[], float],
+    ) -> None:
+        """Prepare; nothing is connected.
+
+        Args:
+            environment: where secrets are.
+            clock: Unix seconds.
+        """
+        self._environment = environment
+        self._clock = clock
+        self._latencies = Latencies()
+        self._calls: set[_UnderWay] = set()
+        self._used_at = clock()
+        self._permits = Permits(bucket, fact.name, clock)
+        self._standing = SharedStanding(
+            bucket, fact.name, replica, self._report, lambda: self._fact.latency_switch_ms
+        )
+        self._client: httpx.AsyncClient | None = None
+        self.declared(fact)
+
+    def declared(self, fact: ServiceFact) -> None:
+        """From now on it is asked as this declaration says. Calls under way end as they began."""
+        self._fact = fact
+        self._secrets: dict[str, str] | None = None
+        self._permits.qps_budget = fact.qps_budget
+        self._places = asyncio.Semaphore(fact.concurrency_max)
+        self._batcher: Batcher | None = None
+        if fact.batch is not None:
+            self._batcher = Batcher(self._send_batch, fact.batch.size_max, fact.batch.wait_ms)
+
+    @property
+    def version(self) -> int:
+        """Of the declaration that holds."""
+        return self._fact.version
+
+    async def mode(self) -> Mode:
+        """Whether its rewards are deferred now."""
+        self._used_at = self._clock()
+        return await self._standing.mode()
+
+    async def call(self, request: Request, key: str, *, batched: bool = False) -> Response:
+        """What the service answers.
+
+        Args:
+            key: the idempotency key, the same for every attempt, also by another replica.
+            batched: it may wait a moment for others, where the service takes several in one.
+
+        Raises:
+            ServiceFailed: `service_unavailable`, `service_deadline`, `service_invalid`,
+                `secret_absent`.
+        """
+        loop = asyncio.get_running_loop()
+        call = _UnderWay(request, key, _Clock(loop.time), batched and self._batcher is not None)
+        self._calls.add(call)
+        self._used_at = self._clock()
+        try:
+            return await self._retried(call)
+        finally:
+            self._calls.discard(call)
+            self._latencies.add(self._clock(), call.clock.seconds() * 1000)
+
+    async def close(self) -> None:
+        """Ask nothing more."""
+        self._permits.close()
+        self._standing.close()
+        if self._batcher is not None:
+            self._batcher.close()
+        if self._client is not None:
+            await self._client.aclose()
+
+    # -- attempts ------------------------------------------------------------------------------
+
+    async def _retried(self, call: _UnderWay) -> Response:
+        retry = self._fact.retry
+        random_wait = wait_random_exponential(retry.backoff_s_min, retry.backoff_s_max)
+
+        def wait(state: RetryCallState) -> float:
+            asked_s = call.last.retry_after_s if call.last is not None else 0.0
+            return max(random_wait(state), asked_s)
+
+        def stop(state: RetryCallState) -> bool:
+            over = call.clock.seconds() + state.upcoming_sleep >= self._fact.deadline_s
+            return over or state.attempt_number >= retry.attempts_max
+
+        async def rest(seconds: float) -> None:
+            with call.clock.running():
+                await asyncio.sleep(seconds)
+
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type(Again), wait=wait, stop=stop, sleep=rest, reraise=True
+        )
+        try:
+            return await attempts(self._attempt, call)
+        except Again as again:
+            raise ServiceFailed(again.code, f"{self._fact.name}: {again}") from again
+
+    async def _attempt(self, call: _UnderWay) -> Response:
+        try:
+            if call.batched and self._batcher is not None:
+                response = await self._batcher.call(call)
+            else:
+                response = await self._send(call)
+        except Again as again:
+            call.last = again
+            raise
+        if response.status in self._fact.retryable_statuses:
+            call.last = Again("service_unavailable", f"HTTP {response.status}")
+            raise call.last
+        return response
+
+    async def _send(self, call: _UnderWay) -> Response:
+        async with self._turn([call]) as attempt_s:
+            found = await exchange(self._http(), call.request, call.key, attempt_s)
+        return await self._heard(found)
+
+    async def _send_batch(self, calls: Sequence[_UnderWay]) -> list[Response]:
+        batch = self._fact.batch
+        assert batch is not None
+        async with self._turn(calls) as attempt_s:
+            requests = [call.request for call in calls]
+            found, several = await exchange_batch(
+                self._http(), batch.path, requests, calls[0].key, attempt_s
+            )
+        whole = await self._heard(found)
+        if whole.status != 200:
+            told = f"{self._fact.name}: a batch got HTTP {whole.status}"
+            raise ServiceFailed("service_invalid", told)
+        return [self._without_secrets(response) for response in several]
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, calls: Sequence[_UnderWay]) -> AsyncIterator[float]:
+        """A place and an instant for one request; gives how long it may take, in seconds."""
+        self._prepare()  # before anything is taken: without its secrets nothing is sent
+        async with self._places:
+            await self._permits.take()
+            left_s = self._fact.deadline_s - max(call.clock.seconds() for call in calls)
+            most_s = self._fact.attempt_s_max or self._fact.deadline_s * ATTEMPT_SHARE
+            with contextlib.ExitStack() as running:
+                for call in calls:
+                    running.enter_context(call.clock.running())
+                yield max(0.001, min(left_s, most_s))
+
+    async def _heard(self, found: Exchange) -> Response:
+        """The response, unless it is to be asked for again."""
+        if found.response.status in self._fact.retryable_statuses:
+            if found.retry_after_s > 0:
+                log.info("%s wants %.1f s of rest", self._fact.name, found.retry_after_s)
+                await self._permits.leave_alone(found.retry_after_s)
+            status = f"HTTP {found.response.status}"
+            raise Again("service_unavailable", status, found.retry_after_s)
+        return self._without_secrets(found.response)
+
+    def _without_secrets(self, response: Response) -> Response:
+        body = hidden(response.body, self._secrets or {})
+        return Response(response.status, response.headers, body)
+
+    def _prepare(self) -> None:
+        if self._secrets is None:
+            whose = "the reward service"
+            try:
+                names = self._fact.secret_names()
+                self._secrets = secrets_of(self._environment, names, whose)
+            except SecretAbsent as error:
+                raise ServiceFailed("secret_absent", f"{self._fact.name}: {error}") from error
+
+    def _http(self) -> httpx.AsyncClient:
+        secrets = self._secrets or {}
+        if self._client is None:
+            # No time-outs and no pool limits of its own: both are kept here.
+            unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+            self._client = httpx.AsyncClient(
+                timeout=None, follow_redirects=False, limits=unlimited, trust_env=False
+            )
+        self._client.base_url = httpx.URL(self._fact.base_url)
+        headers = {name: filled(value, secrets) for name, value in self._fact.headers.items()}
+        self._client.headers = httpx.Headers(headers)
+        return self._client
+
+    def _report(self) -> Report | None:
+        now = self._clock()
+        if not self._calls and now - self._used_at > IDLE_S:
+            return None
+        under_way_ms = [call.clock.seconds() * 1000 for call in self._calls]
+        p95_ms = self._latencies.p95_ms(now, under_way_ms)
+        return Report(now, p95_ms, len(self._calls), self._permits.waiting)

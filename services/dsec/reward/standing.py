@@ -1,0 +1,94 @@
+"""The mode of one service, shared: this replica's reports go there, and everybody's come back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+
+from dsec.platform.bus import Bucket, BusUnavailable
+from dsec.reward.switch import Mode, Report, Standing, decide
+
+log = logging.getLogger(__name__)
+
+REPORT_PERIOD_S = 0.5
+CONFLICTS_MAX = 8
+"""Of one report; the next one comes soon."""
+
+
+def key_of(service: str) -> str:
+    """Where a service's standing lies."""
+    return f"{service}.standing"
+
+
+def read_standing(value: bytes) -> Standing:
+    """A standing from the bucket; empty: nobody has reported yet."""
+    if not value:
+        return Standing()
+    told = json.loads(value)
+    reports = {name: Report(**report) for name, report in told.pop("reports").items()}
+    return Standing(**told, reports=reports)
+
+
+class SharedStanding:
+    """One service's, as one replica knows it."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        service: str,
+        replica: str,
+        report: Callable[[], Report | None],
+        latency_switch_ms: Callable[[], float],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            report: what this replica sees now; None: it has had nothing to do with the service for
+                a while.
+        """
+        self._bucket = bucket
+        self._service = service
+        self._replica = replica
+        self._report = report
+        self._latency_switch_ms = latency_switch_ms
+        self._task: asyncio.Task[None] | None = None
+        self._known = asyncio.Event()
+        self._standing = Standing()
+
+    async def mode(self) -> Mode:
+        """The mode, as it was at the last report; the first time it is asked for."""
+        if self._task is None or self._task.done():
+            self._known.clear()
+            self._task = asyncio.create_task(self._reporting())
+        await self._known.wait()
+        return self._standing.mode
+
+    def close(self) -> None:
+        """Report no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _reporting(self) -> None:
+        while (report := self._report()) is not None:
+            try:
+                await self._share(report)
+            except BusUnavailable as error:
+                log.warning("the mode of %s cannot be shared: %s", self._service, error)
+            self._known.set()
+            await asyncio.sleep(REPORT_PERIOD_S)
+
+    async def _share(self, report: Report) -> None:
+        for _ in range(CONFLICTS_MAX):
+            entry = await self._bucket.get(key_of(self._service))
+            before = read_standing(entry.value)
+            after = decide(before, self._replica, report, self._latency_switch_ms())
+            value = json.dumps(asdict(after)).encode()
+            if await self._bucket.change(key_of(self._service), value, entry.revision) is not None:
+                if after.mode != before.mode:
+                    log.warning("%s is asked %s rewards now", self._service, after.mode)
+                self._standing = after
+                return
+            self._standing = before

@@ -1,0 +1,68 @@
+"""Turns at the scoring process: it takes one request at a time.
+
+A tick's first pass is one turn. Rows that run again, with what services have answered since, wait
+for theirs together: all that are ready when it comes go in one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from dsec.reward.frames import Outcome, Task
+
+
+class Functions(Protocol):
+    """Runs users' functions: `Isolation`."""
+
+    async def score(
+        self, tasks: Sequence[Task], contents: Mapping[str, bytes]
+    ) -> list[Outcome]: ...
+
+
+class Turns:
+    """One scoring process, shared by all ticks at hand."""
+
+    def __init__(self, functions: Functions) -> None:
+        self._functions = functions
+        self._turn = asyncio.Lock()
+        self._ready: list[tuple[Task, bytes, asyncio.Future[Outcome]]] = []
+
+    async def score(self, tasks: Sequence[Task], contents: Mapping[str, bytes]) -> list[Outcome]:
+        """The outcomes of rows, in a turn of their own."""
+        async with self._turn:
+            return await self._functions.score(tasks, contents)
+
+    async def again(self, task: Task, content: bytes) -> Outcome:
+        """The outcome of a row that runs again, in a turn with others."""
+        outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._ready.append((task, content, outcome))
+        async with self._turn:
+            if not outcome.done():
+                await self._score_ready()
+        return await outcome
+
+    async def _score_ready(self) -> None:
+        ready, self._ready = self._ready, []
+        contents = {task.spec: content for task, content, _ in ready}
+        try:
+            found = await self._functions.score([task for task, _, _ in ready], contents)
+        except BaseException as error:
+            for _, _, outcome in ready:
+                if not outcome.done():
+                    outcome.set_exception(_as_exception(error))
+            if not isinstance(error, Exception):
+                raise
+            return
+        for (_, _, outcome), one in zip(ready, found, strict=True):
+            if not outcome.done():
+                outcome.set_result(one)
+
+
+class TurnLost(Exception):
+    """Whoever had the turn was stopped: the rows are asked for again."""
+
+
+def _as_exception(error: BaseException) -> Exception:
+    return error if isinstance(error, Exception) else TurnLost(repr(error))

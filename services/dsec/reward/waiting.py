@@ -1,0 +1,165 @@
+"""Rows that wait, beside the ticks that pass: for outside services, or to be scored again.
+
+They hold up no other tick. Each is published soon after it is settled, in messages that are named
+by its rows, and the tick is acknowledged when all of them are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dsec.platform.bus import Later
+from dsec.reward.asking import Answered, Asking, Outsides
+from dsec.reward.batch import Batch
+from dsec.reward.effects import Keep
+from dsec.reward.frames import Outcome, Task
+from dsec.reward.publishing import Publisher
+from dsec.reward.recheck import Recheck
+from dsec.reward.settings import RewardSettings
+from dsec.reward.turns import Turns
+from dsec_contracts import Envelope
+
+LINGER_S = 0.005
+"""Rows that are settled within this of each other travel in one message."""
+
+
+class Beside(NamedTuple):
+    """What rows can wait for."""
+
+    outsides: Outsides
+    keep: Keep
+    recheck: Recheck
+
+
+class Scored(NamedTuple):
+    """A row that has an outcome, and what it was made from."""
+
+    row: int
+    task: Task
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A message, and what its first pass left open: rows that ask services, and by spec, rows that
+    are to be scored again before they are believed."""
+
+    envelope: Envelope
+    batch: Batch
+    contents: Mapping[str, bytes]
+    asking: dict[int, Asking]
+    checking: dict[str, list[Scored]]
+
+    def rows(self) -> list[int]:
+        """All that is open."""
+        return [*self.asking, *(one.row for rows in self.checking.values() for one in rows)]
+
+
+class Waiting:
+    """The rows that wait at this replica."""
+
+    def __init__(
+        self, publisher: Publisher, turns: Turns, beside: Beside, settings: RewardSettings
+    ) -> None:
+        self._publisher = publisher
+        self._turns = turns
+        self._outsides, self._keep, self._recheck = beside
+        self._settings = settings
+        self._at_work: set[tuple[bytes, int, bytes]] = set()
+        self._ticks = 0
+
+    async def settle(self, tick: Tick) -> None:
+        """Have the open rows of a tick settled and published.
+
+        Raises:
+            Later: too many ticks wait.
+        """
+        # A lane that heard nothing asks again; what is at work here is answered once.
+        names = {n: tick.batch.name(n) for n in tick.rows()}
+        rows = {n for n, name in names.items() if name not in self._at_work}
+        if not rows:
+            return
+        if self._ticks >= self._settings.reward_ticks_waiting_max:
+            raise Later(self._settings.reward_service_retry_s, "too many ticks wait for services")
+        self._at_work.update(names[n] for n in rows)
+        self._ticks += 1
+        try:
+            asking = {n: row for n, row in tick.asking.items() if n in rows}
+            later = await self._later(tick, asking)
+            await self._publisher.defer(tick.envelope, tick.batch, later)
+            work: list[Coroutine[None, None, dict[int, Answered]]] = [
+                self._checked(tick, spec, [one for one in scored if one.row in rows])
+                for spec, scored in tick.checking.items()
+            ]
+            for n, row in asking.items():
+                work.append(self._answered(tick, n, row._replace(batched=n in later)))
+            await self._publish_as_they_come(tick, work)
+        finally:
+            self._ticks -= 1
+            self._at_work.difference_update(names[n] for n in rows)
+
+    async def _later(self, tick: Tick, asking: Mapping[int, Asking]) -> list[int]:
+        """The rows whose rewards are deferred: a service is slow, and their sessions can wait."""
+        return [
+            n
+            for n, row in sorted(asking.items())
+            if tick.batch.sessions[n].hex() in tick.batch.deferrable
+            and await self._outsides.is_deferred(row.needs, row.position)
+        ]
+
+    async def _publish_as_they_come(
+        self, tick: Tick, work: Sequence[Coroutine[None, None, dict[int, Answered]]]
+    ) -> None:
+        running = {asyncio.create_task(one) for one in work}
+        errors: list[BaseException] = []
+        try:
+            while running:
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.sleep(LINGER_S)
+                found: dict[int, Answered] = {}
+                for task in [task for task in running if task.done()]:
+                    running.discard(task)
+                    if (error := task.exception()) is not None:
+                        errors.append(error)
+                    else:
+                        found |= task.result()
+                if found:
+                    await self._publish(tick, found)
+        finally:
+            for task in running:
+                task.cancel()
+        if errors:
+            raise errors[0]  # the message comes again, for what it has not got
+
+    async def _publish(self, tick: Tick, found: Mapping[int, Answered]) -> None:
+        outcomes: list[Outcome | None] = [None] * tick.batch.event.rows
+        for n, answered in found.items():
+            outcomes[n] = answered.outcome
+        responses = {n: answered.responses for n, answered in found.items()}
+        await self._publisher.publish(tick.envelope, tick.batch, outcomes, responses)
+
+    async def _answered(self, tick: Tick, n: int, row: Asking) -> dict[int, Answered]:
+        spec = row.task.spec
+        content = tick.contents[spec]
+        found = await self._outsides.answer(row, lambda task: self._turns.again(task, content))
+        if type(found.outcome) is not bytes:
+            return {n: found}
+        failure = self._recheck.failure(spec)
+        if failure is None and self._recheck.is_due(spec, 1):
+            task = row.task._replace(responses=found.responses)
+            failure = await self._recheck.differs([task], [found.outcome], tick.contents)
+        if failure is not None:
+            return {n: Answered(failure, b"")}
+        return {n: await self._keep.kept(found)}
+
+    async def _checked(
+        self, tick: Tick, spec: str, scored: Sequence[Scored]
+    ) -> dict[int, Answered]:
+        if not scored:
+            return {}
+        tasks, outcomes = [one.task for one in scored], [one.outcome for one in scored]
+        failure = await self._recheck.differs(tasks, outcomes, {spec: tick.contents[spec]})
+        return {one.row: Answered(failure or one.outcome, b"") for one in scored}

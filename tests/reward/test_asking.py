@@ -1,0 +1,346 @@
+"""Rewards that ask outside services, on a real nats-server and real HTTP services."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+from tests.reward.conftest import (
+    ENV_SPEC,
+    Rig,
+    facts,
+    observation,
+    session,
+    spec_of,
+    step_fact,
+)
+from tests.reward.http_service import Answer, Asked, HttpService, http_service
+
+from dsec.reward.reexecution import read_recorded
+from dsec.reward.score import load_scorer
+from dsec_contracts import RewardDeferred, RewardScored
+
+pytestmark = [pytest.mark.nats, pytest.mark.timeout(90)]
+
+ASKS = spec_of(
+    "@dsec.reward(services=['stock'])\n"
+    "async def score(t, services):\n"
+    "    left = await services['stock'].get('/left', params={'step': t.step})\n"
+    "    return left.json()['left'] + t.env_reward\n"
+)
+TWICE = spec_of(
+    "@dsec.reward(services=['stock'])\n"
+    "async def score(t, services):\n"
+    "    a, b = await services.gather(*[services['stock'].get('/left')] * 2)\n"
+    "    c = await services['stock'].post('/left', json={'n': a.json()['left']})\n"
+    "    return {'a': a.json()['left'], 'b': b.json()['left'], 'c': c.json()['left']}\n"
+)
+
+
+async def asked_for(service: HttpService, count: int) -> None:
+    """Wait until it was asked so often."""
+    async with asyncio.timeout(30):
+        while len(service.asked) < count:  # noqa: ASYNC110 - another process asks
+            await asyncio.sleep(0.02)
+
+
+async def seven(asked: Asked) -> Answer:
+    return Answer(body={"left": 7})
+
+
+@pytest.fixture
+async def stock() -> AsyncIterator[HttpService]:
+    async with http_service() as service:
+        service.behave = seven
+        yield service
+
+
+async def test_a_reward_that_asks_and_what_is_recorded_of_it(rig: Rig, stock: HttpService) -> None:
+    rig.know(ASKS, TWICE)
+    rig.declare("stock", stock.url, headers={"X-Key": "v ${KEY}"})
+    rig.start({"DSEC_SECRET_KEY": "hush"})
+
+    async def tells(asked: Asked) -> Answer:
+        return Answer(body={"left": 7, "you": asked.headers["x-key"]})
+
+    stock.behave = tells
+    await rig.send([ASKS[0], ENV_SPEC[0], TWICE[0]], step=3, env_reward=float)
+    found = await rig.scored(3)
+    by_row = facts(found)
+    assert [by_row[session(n).bytes, 3] is not None for n in range(3)]
+    values = {
+        event.row.session_id[n * 16 : n * 16 + 16]: value
+        for event in found
+        for n, value in enumerate(np.frombuffer(event.row.value, "<f8"))
+    }
+    assert values == {session(0).bytes: 7.0, session(1).bytes: 1.0, session(2).bytes: 21.0}
+    assert found[0].row.session_id == session(1).bytes, "who asks nobody waits for nobody"
+    assert found[0].row.responses is None
+    assert {asked.headers["x-key"] for asked in stock.asked} == {"v hush"}
+    assert len({asked.headers["idempotency-key"] for asked in stock.asked}) == len(stock.asked) == 4
+    for event in found[1:]:
+        assert event.row.responses is not None
+        for raw_id, responses in zip(
+            [event.row.session_id[n : n + 16] for n in range(0, 16 * event.rows, 16)],
+            event.row.responses.unpack(),
+            strict=True,
+        ):
+            assert b"hush" not in responses
+            spec = ASKS if raw_id == session(0).bytes else TWICE
+            known = read_recorded(responses)
+            assert json.loads(known[0].body) == {"left": 7, "you": "v ***"}
+            n = 0 if spec is ASKS else 2
+            fact = step_fact(3, env_reward=float(n), n=n)
+            again = load_scorer(*spec).score(fact, observation(n), observation(n + 1), responses)
+            assert again.value == values[raw_id]
+
+
+async def test_retries_after_429_and_what_retry_after_asks(rig: Rig, stock: HttpService) -> None:
+    rig.know(ASKS)
+    rig.declare("stock", stock.url, retry={"backoff_s_min": 0.01, "backoff_s_max": 0.05})
+    rig.start()
+
+    async def storm(asked: Asked) -> Answer:
+        if len(stock.asked) <= 3:
+            return Answer(429, "wait", {"Retry-After": "1"})
+        return Answer(body={"left": 7})
+
+    stock.behave = storm
+    await rig.send([ASKS[0]] * 3)
+    await rig.scored(1)
+    await rig.settled()
+    assert sum(event.rows for event in await rig.scored(1)) >= 1
+    first, later = stock.asked[:3], stock.asked[3:]
+    assert len(later) == 3
+    assert min(a.at for a in later) - max(a.at for a in first) >= 0.9
+    keys = sorted(a.headers["idempotency-key"] for a in first)
+    assert sorted(a.headers["idempotency-key"] for a in later) == keys
+
+
+@pytest.mark.parametrize("status", [404, 500, 301])
+async def test_what_is_not_retried_is_the_functions_to_judge(
+    rig: Rig, stock: HttpService, status: int
+) -> None:
+    tolerant = spec_of(
+        "@dsec.reward(services=['stock'])\n"
+        "async def score(t, services):\n"
+        "    return (await services['stock'].get('/')).status\n"
+    )
+    rig.know(tolerant)
+    rig.declare("stock", stock.url)
+    rig.start()
+
+    async def refuses(asked: Asked) -> Answer:
+        return Answer(status, "no", {"Location": "http://127.0.0.1:1/"})
+
+    stock.behave = refuses
+    await rig.send([tolerant[0]])
+    (event,) = await rig.scored(1)
+    assert np.frombuffer(event.row.value, "<f8")[0] == status
+    assert len(stock.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "attempts"),
+    [
+        ("down", "service_unavailable", 0),
+        ("never", "service_deadline", 3),
+        ("503", "service_unavailable", 4),
+    ],
+)
+async def test_a_reward_is_missing_only_when_all_is_tried_and_never_zero(
+    rig: Rig, stock: HttpService, what: str, code: str, attempts: int
+) -> None:
+    rig.know(ASKS)
+    retry = {"attempts_max": 4, "backoff_s_min": 0.01, "backoff_s_max": 0.05}
+    rig.declare("stock", stock.url, deadline_s=1.5, attempt_s_max=0.4, retry=retry)
+
+    async def behave(asked: Asked) -> Answer:
+        return Answer(503) if what == "503" else Answer(never=True)
+
+    stock.behave = behave
+    if what == "down":
+        await stock.stop()
+    rig.start(ack_wait_s=1)
+    began = time.monotonic()
+    await rig.send([ASKS[0], ENV_SPEC[0]])
+    missing = await rig.missing(1)
+    await rig.settled()
+    notice = missing[session(0)]
+    assert (notice.fact.code, notice.fact.fatal, notice.fact.step) == (code, False, 0)
+    assert "stock" in notice.circumstance.message
+    (event,) = await rig.scored(1)
+    assert event.row.session_id == session(1).bytes
+    assert len(stock.asked) >= attempts
+    if what == "never":
+        assert time.monotonic() - began >= 1.2
+    assert await rig.deliveries() == 1, "it was said that there is work in progress"
+
+
+async def test_an_answer_after_the_deadline_of_an_attempt(rig: Rig, stock: HttpService) -> None:
+    async def late_once(asked: Asked) -> Answer:
+        if len(stock.asked) == 1:
+            await asyncio.sleep(1)
+        return Answer(body={"left": len(stock.asked)})
+
+    rig.know(ASKS)
+    rig.declare("stock", stock.url, attempt_s_max=0.3)
+    stock.behave = late_once
+    rig.start()
+    await rig.send([ASKS[0]])
+    (event,) = await rig.scored(1)
+    assert np.frombuffer(event.row.value, "<f8")[0] == 3.0
+
+
+async def test_a_service_that_is_down_for_some_seconds_costs_nothing(
+    rig: Rig, stock: HttpService
+) -> None:
+    rig.know(ASKS)
+    rig.declare("stock", stock.url, retry={"attempts_max": 100, "backoff_s_max": 0.5})
+    await stock.stop()
+    rig.start(ack_wait_s=1)
+    await rig.send([ASKS[0]] * 4)
+    await asyncio.sleep(3)
+    await stock.start()
+    await rig.settled()
+    events = await rig.scored(1)
+    assert len(facts(events)) >= 1
+    assert await rig.deliveries() == 1
+
+
+async def test_a_slow_service_holds_up_nobody_who_does_not_ask_it(
+    rig: Rig, stock: HttpService
+) -> None:
+    async def slow(asked: Asked) -> Answer:
+        await asyncio.sleep(3)
+        return Answer(body={"left": 7})
+
+    rig.know(ASKS)
+    rig.declare("stock", stock.url, concurrency_max=64, deadline_s=30)
+    stock.behave = slow
+    rig.start(ticks_waiting_max=4)
+    for n in range(6):  # more than may wait
+        await rig.send([ASKS[0]], f"slow{n}", step=n)
+    await asked_for(stock, 4)
+    began = time.monotonic()
+    for n in range(20):
+        await rig.send([ENV_SPEC[0]], f"quick{n}", step=100 + n)
+    quick = await rig.scored(20)
+    took_s = time.monotonic() - began
+    assert took_s < 2.5, rig.logs()
+    assert all(event.row.responses is None for event in quick)
+    await rig.settled()
+    assert len(facts(await rig.scored(26))) == 26
+
+
+async def test_a_lane_that_asks_again_is_answered_once(rig: Rig, stock: HttpService) -> None:
+    async def slow(asked: Asked) -> Answer:
+        await asyncio.sleep(1)
+        return Answer(body={"left": 7})
+
+    rig.know(ASKS)
+    rig.declare("stock", stock.url)
+    stock.behave = slow
+    rig.start()
+    await rig.send([ASKS[0]] * 2, "a")
+    await asyncio.sleep(0.3)
+    await rig.send([ASKS[0]] * 2, "again")
+    await rig.settled()
+    assert len(facts(await rig.scored(1))) >= 1
+    assert len(stock.asked) == 2
+
+
+async def test_a_service_that_nobody_declared(rig: Rig) -> None:
+    rig.know(ASKS)
+    rig.start(absent_s_max=1)
+    await rig.send([ASKS[0], ENV_SPEC[0]])
+    notice = (await rig.missing(1))[session(0)]
+    assert (notice.fact.code, notice.fact.fatal) == ("service_not_declared", True)
+    assert "dsec services declare" in notice.circumstance.message
+
+
+async def test_a_secret_that_the_service_does_not_have(rig: Rig, stock: HttpService) -> None:
+    rig.know(ASKS)
+    rig.declare("stock", stock.url, headers={"X-Key": "${NO_SUCH}"})
+    rig.start()
+    await rig.send([ASKS[0]])
+    notice = (await rig.missing(1))[session(0)]
+    assert (notice.fact.code, notice.fact.fatal) == ("secret_absent", False)
+    assert "DSEC_SECRET_NO_SUCH" in notice.circumstance.message
+    assert stock.asked == []
+
+
+async def test_what_a_killed_replica_was_at_is_anothers_within_seconds(
+    rig: Rig, stock: HttpService
+) -> None:
+    async def first_never(asked: Asked) -> Answer:
+        return Answer(never=True) if len(stock.asked) <= 2 else Answer(body={"left": 7})
+
+    rig.know(ASKS)
+    rig.declare("stock", stock.url, deadline_s=60, attempt_s_max=50)
+    stock.behave = first_never
+    first = rig.start(ack_wait_s=1)
+    await rig.send([ASKS[0]] * 2)
+    await asked_for(stock, 2)
+    keys = {a.headers["idempotency-key"] for a in stock.asked}
+    rig.start(ack_wait_s=1)
+    await rig.receiving(2)
+    first.kill()
+    began = time.monotonic()
+    await rig.settled()
+    assert time.monotonic() - began < 15  # most of it the start of a scoring process
+    assert {a.headers["idempotency-key"] for a in stock.asked} == keys
+    assert len(stock.asked) == 4
+    assert sum(event.rows for event in await rig.scored(1)) >= 1
+
+
+@pytest.mark.long
+async def test_rewards_are_deferred_while_a_service_is_slow(rig: Rig, stock: HttpService) -> None:
+    delay_s = 0.6
+
+    async def slow(asked: Asked) -> Answer:
+        await asyncio.sleep(delay_s)
+        if asked.path == "/batch":
+            wanted = json.loads(asked.body)["requests"]
+            return Answer(body={"responses": [{"status": 200, "json": {"left": 7}}] * len(wanted)})
+        return Answer(body={"left": 7})
+
+    rig.know(ASKS)
+    rig.declare("stock", stock.url, batch={"path": "/batch", "size_max": 8, "wait_ms": 50})
+    stock.behave = slow
+    rig.start()
+    await rig.send([ASKS[0]] * 8, "first", deferrable=True)
+    await rig.settled()
+    await asyncio.sleep(1.2)  # the mode is shared twice a second
+    singles = len(stock.asked)
+    assert singles == 8
+
+    await rig.send([ASKS[0]] * 8, "deferred", step=1, deferrable=True)
+    notices = [m.event() for m in await rig.messages("reward.deferred", 8)]
+    assert {
+        (e.fact.step, e.fact.code, e.fact.fatal) for e in notices if isinstance(e, RewardDeferred)
+    } == {(1, "service_slow", False)}
+    assert {e.fact.cause for e in notices if isinstance(e, RewardDeferred)} == {
+        bytes([n]) * 16 for n in range(8)
+    }
+    await rig.settled()
+    assert [a.path for a in stock.asked[singles:]] == ["/batch"]
+    rewards = await rig.messages("reward.scored", 2)
+    late = [m for m in rewards if isinstance(e := m.event(), RewardScored) and e.row.step[0] == 1]
+    assert late
+    last_notice = max(m.sequence for m in await rig.messages("reward.deferred", 8))
+    assert all(m.sequence > last_notice for m in late)
+
+    await rig.send([ASKS[0]], "cannot", step=2)  # a session that does not take it waits
+    await rig.settled()
+    assert len(await rig.messages("reward.deferred", 8)) == 8
+
+    delay_s = 0.0  # and back
+    for n in range(14):
+        await rig.send([ASKS[0]] * 8, f"calm{n}", step=10 + n, deferrable=True)
+        await asyncio.sleep(1)
+    await rig.logged("asked synchronous rewards now")
