@@ -128,8 +128,15 @@ class Model:
         }
         hear(self.state, WorkerHeartbeat(fact=HeartbeatFact.model_validate(value)), self.at_s)
 
-    def names(self, worker: str, *numbers: int, total: int | None = None, attempt: int = 1) -> None:
-        """A worker beats and names what it has."""
+    def names(
+        self,
+        worker: str,
+        *numbers: int,
+        total: int | None = None,
+        attempt: int = 1,
+        read: int | None = None,
+    ) -> None:
+        """A worker beats and names what it has, and up to where it has read placements."""
         fact = HeartbeatFact(
             worker=worker, node="n", state="ready", lanes=[f"{worker}-0"], capacity_sessions=10
         )
@@ -137,6 +144,7 @@ class Model:
             sessions=[session_id(n) for n in numbers],
             attempts=[attempt] * len(numbers),
             sessions_total=len(numbers) if total is None else total,
+            placements_read=read,
         )
         hear(self.state, WorkerHeartbeat(fact=fact, circumstance=told), self.at_s)
 
@@ -469,6 +477,18 @@ def test_silence_is_death_only_while_we_listened() -> None:
     assert model.tick() == [], "a fence in flight is not issued again"
 
 
+def test_what_was_not_heard_yet_is_nobodys_silence() -> None:
+    """Heartbeats may lie in the buffers of the server, or in our own."""
+    model = Model()
+    model.beat("w")
+    model.place()
+    model.at_s = 60.0
+    model.state.heard_until_s = 4.0
+    assert model.tick() == []
+    model.state.heard_until_s = 4.1
+    assert [type(intent) for intent in model.tick()] == [Fence]
+
+
 def test_the_fence_comes_before_the_next_placement() -> None:
     model = Model()
     model.beat("w")
@@ -648,6 +668,31 @@ def test_a_worker_that_lost_a_session_is_fenced_and_both_move() -> None:
     model.names("w2")
     places = model.tick()
     assert [(p.worker, p.attempt) for p in places if isinstance(p, Place)] == [("w2", 2)] * 2
+
+
+def test_a_worker_that_has_yet_to_read_its_placements_has_lost_none() -> None:
+    """It may have thousands of them to read, among those of all other workers."""
+    model = with_two_placed()
+    first, second = (model.state.sessions[session_id(n)].placed_sequence for n in (1, 2))
+    for read in range(first - 300, second):
+        assert beats(model, 1, *[1] * (read >= first), read=read) == []
+    assert beats(model, 1, 1, 2, read=second) == []
+
+
+def test_a_worker_that_reads_no_further_has_lost_what_lies_behind() -> None:
+    model = with_two_placed()
+    read = model.state.sessions[session_id(2)].placed_sequence - 1
+    assert beats(model, 60, 1, read=read) == []
+    assert [type(intent) for intent in beats(model, 5, 1, read=read)] == [Fence] * 1
+
+
+def test_a_placement_that_was_read_and_is_not_named_is_lost_however_far_reading_gets() -> None:
+    model = with_two_placed()
+    read = model.state.sessions[session_id(2)].placed_sequence
+    for second in range(60):
+        assert beats(model, 1, 1, read=read + second) == []
+    found = [intent for n in range(5) for intent in beats(model, 1, 1, read=read + 60 + n)]
+    assert [type(intent) for intent in found] == [Fence]
 
 
 def test_a_session_that_is_named_again_was_not_lost() -> None:

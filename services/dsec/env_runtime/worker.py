@@ -90,6 +90,8 @@ EXIT_FENCED = 75
 LOAD_DEADLINE_S = 120.0
 """Importing a session's code takes this long at most."""
 HAND_BACK_PAUSE_S = 2.0
+PLACEMENTS_AT_ONCE = 256
+PLACEMENTS_WAIT_S = 5.0
 CANCELS_REMEMBERED_MAX = 10_000
 HEARTBEAT_SESSIONS_MAX = 2_000
 CONSUMER_INACTIVE_S = 120.0
@@ -150,6 +152,7 @@ class Worker:
         self._group: asyncio.TaskGroup
         self._draining = False
         self._beats = 0
+        self._placements_read = 0
         self._anchors_loaded = self._anchors_missed = 0
         self._tell(telemetry)
 
@@ -186,6 +189,7 @@ class Worker:
             PublishRefused: the worker was fenced.
         """
         start = (await self._bus.stream_state()).last_sequence + 1
+        self._placements_read = start - 1
         placements = await self._bus.consumer(
             f"worker-{self.name}",
             ["dsec.session.placed.*", "dsec.session.cancel_requested.*"],
@@ -271,7 +275,9 @@ class Worker:
 
     async def _take_placements(self, consumer: Consumer) -> None:
         while not cancelled():
-            for message in await consumer.fetch(256, 5.0):
+            for message in await consumer.fetch(PLACEMENTS_AT_ONCE, PLACEMENTS_WAIT_S):
+                # Some come again, out of their turn.
+                self._placements_read = max(self._placements_read, message.sequence)
                 try:
                     event = message.event()
                 except (BadMessage, UnknownEvent) as error:
@@ -584,6 +590,7 @@ class Worker:
             steps=[steps for _, _, steps, _ in told],
             waiting_on=[waiting_on for _, _, _, waiting_on in told],
             sessions_total=total,
+            placements_read=self._placements_read,
         )
         await self._author.publish_transient(
             WorkerHeartbeat(fact=fact, circumstance=circumstance),

@@ -91,12 +91,13 @@ def admit(state: SchedulerState, command: Ask, sequence: int) -> bool:
 def _deaths(state: SchedulerState, at_s: float, limits: Limits) -> Iterator[Fence]:
     """Workers that are said to be dead, or have been silent for too long while we listened."""
     silence_s = max(limits.heartbeat_limit_s, 2 * limits.heartbeat_period_s)
+    heard_s = min(at_s, state.heard_until_s)  # what we have not heard yet is not their silence
     for worker in state.workers.values():
         if worker.fence_in_flight:
             continue
         if worker.death is not None:
             death = worker.death
-        elif at_s - max(worker.heard_at_s or 0.0, state.listening_since_s) > silence_s:
+        elif heard_s - max(worker.heard_at_s or 0.0, state.listening_since_s) > silence_s:
             death = Death("heartbeat_lost", None, f"no heartbeat for {silence_s:g} s")
         elif (lost := _lost(state, worker, limits)) is not None:
             death = lost

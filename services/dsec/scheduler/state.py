@@ -15,6 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from math import inf
 from typing import Generic, Literal, TypeVar
 from uuid import UUID
 
@@ -114,6 +115,8 @@ class Worker:
     """Of these, those that ask outside services."""
     rounds: float = 0.0
     """How often it has named all of its sessions, by the parts that each beat has room for."""
+    placements_read: int | None = None
+    """The position up to which it has read placements, as it says. None: it does not say."""
     absent: dict[UUID, Absence] = field(default_factory=dict)
     """Those it has by the stream and has not named since, the longest first."""
     fence_in_flight: bool = False
@@ -167,6 +170,8 @@ class SchedulerState:
         self.listening_since_s = listening_since_s
         self.followed_until_s = listening_since_s
         """All that the stream had by then is in here; on the clock of the heartbeats."""
+        self.heard_until_s = inf
+        """All heartbeats that the server had by then were heard."""
         self.review: set[UUID] = set()
         """Queued sessions that may have to end instead of being placed."""
         self.queued = 0

@@ -15,6 +15,7 @@ from nats.aio.msg import Msg
 from nats.js import api
 
 from dsec.platform.bus import consumer as consumers
+from dsec.platform.bus.client import BusClient
 from dsec.platform.bus.consumer import ACK_WAIT_S, Consumer, ConsumerState
 from dsec.platform.bus.errors import BusUnavailable
 from dsec.platform.bus.lease import Lease
@@ -55,7 +56,7 @@ class Bus(Publisher):
             async with asyncio.timeout(CONNECTING.wait_s_max):
                 async for attempt in CONNECTING.attempts():
                     with attempt:
-                        nc = GuardedClient()
+                        nc = BusClient()
                         await nc.connect(
                             urls,
                             name=name,
