@@ -19,8 +19,9 @@ class Culprit(Part):
     session_id: UUID
     step: int
     suspect_only: bool | None = None
-    """True where SIGKILL from outside ended the worker, which says nothing of the code that ran:
-    the session is placed alone, and its deaths at one step are not counted against it."""
+    """True where SIGKILL ended the worker and nobody knows who sent it: an operator mostly, which
+    says nothing of the code that ran, but perhaps what that code has started. The session is placed
+    alone, and counts as crashed where it happens there again and again, at one step."""
 
 
 class FencedFact(Part):

@@ -9,11 +9,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dsec.scheduler.admission import Ask, AskMalformed, Prior, facts_digest
-from dsec.scheduler.decider import Limits, Tick, admit, decide
+from dsec.scheduler.decider import KILLS_ALONE_AT_ONE_STEP_MAX, Limits, Tick, admit, decide
 from dsec.scheduler.fold import evolve, hear
 from dsec.scheduler.in_flight import issued, withdrawn
 from dsec.scheduler.intents import End, Fence, Intent, Place, Reject, RequestCancel
@@ -545,19 +545,53 @@ def test_the_culprit_is_placed_alone_and_ends_at_its_second_death(reason: str, c
     assert end.log_sequence == model.sequence
 
 
-def test_kills_from_outside_at_one_step_are_no_crash_and_bounded_all_the_same() -> None:
-    model = Model()
+def killed(model: Model, steps: list[int], limits: Limits = LIMITS) -> list[Intent]:
+    """A session's workers are killed at these steps of its, the first among others: what is due
+    after that."""
     model.ask(request(1))
-    for n in range(LIMITS.max_restarts + 1):
+    for n, step in enumerate(steps):
         model.beat(f"iso{n}", isolated=n > 0)
-        (found,) = model.tick()
-        assert isinstance(found, Place)
+        (found,) = decide(model.state, Tick(model.at_s), model.now, limits)
+        assert isinstance(found, Place), (n, found)
+        issued(model.state, found)
         assert found.alone == (n > 0)
         model.happens([found])
-        model.fenced(f"iso{n}", "signal", (1, 3), suspect_only=True)
-    (end,) = model.tick()
+        model.fenced(f"iso{n}", "signal", (1, step), suspect_only=True)
+    model.beat("next", isolated=True)
+    return decide(model.state, Tick(model.at_s), model.now, limits)
+
+
+def test_kills_from_outside_are_no_crash_and_bounded_all_the_same() -> None:
+    (end,) = killed(Model(), [3, 3, 3, 4], Limits(max_restarts=3))
     assert isinstance(end, End)
-    assert end.code == "agent_crashed"
+    assert (end.code, "4 of its workers died" in end.message) == ("agent_crashed", True)
+
+
+def test_kills_on_a_shared_worker_prove_nothing() -> None:
+    """Whoever kills workers can hit one at the same step twice: among others, many take it."""
+    (place,) = killed(Model(), [3] * KILLS_ALONE_AT_ONE_STEP_MAX, Limits())
+    assert isinstance(place, Place)
+
+
+def test_whose_workers_are_killed_at_one_step_while_alone_kills_them_itself() -> None:
+    model = Model()
+    (end,) = killed(model, [3] * (1 + KILLS_ALONE_AT_ONE_STEP_MAX), Limits())
+    assert isinstance(end, End)
+    assert (end.status, end.code) == ("failed", "agent_crashed")
+    assert end.message == "4 workers that it had to itself were killed at step 3"
+    assert end.log_sequence == model.sequence
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 3), min_size=16, max_size=16))
+def test_kills_that_do_not_stay_at_one_step_end_nobody_before_max_restarts(
+    steps: list[int],
+) -> None:
+    """Property (c): whoever kills from outside hits a session wherever it stands."""
+    most = KILLS_ALONE_AT_ONE_STEP_MAX
+    assume(all(len(set(steps[n : n + most])) > 1 for n in range(1, 17 - most)))
+    (place,) = killed(Model(), steps, Limits(max_restarts=16))
+    assert isinstance(place, Place)
 
 
 def test_deaths_at_different_steps_are_bounded_by_max_restarts() -> None:

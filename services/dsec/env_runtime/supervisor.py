@@ -100,7 +100,7 @@ def judge(
     if code == EXIT_FENCED:
         return None
     # No crash is a SIGKILL, and user code is kept from sending it: an operator did, or a machine
-    # that is taken away.
+    # that is taken away. But what user code has started can, and nobody says who did.
     outside = code == -signal.SIGKILL and killed_for is None and not out_of_memory
     culprit = (
         None

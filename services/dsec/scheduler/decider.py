@@ -21,6 +21,9 @@ from dsec.scheduler.state import Death, SchedulerState, Session, Worker
 from dsec_contracts import keys
 
 DEATHS_AT_ONE_STEP_MAX = 2
+KILLS_ALONE_AT_ONE_STEP_MAX = 4
+"""A kill from outside hits a session's code at some step or other. Where it is the same one so
+often in a row, each time on a worker that nobody else was on, they come from what it starts."""
 ABSENT_ROUNDS_MIN = 3.0
 """A worker with more sessions than a beat has room for names each once a round, and what leaves it
 meanwhile can push one out of a round."""
@@ -162,6 +165,9 @@ def _verdict(session: Session, limits: Limits) -> tuple[EndStatus, str, str] | N
         if deaths >= DEATHS_AT_ONE_STEP_MAX:
             told = f"its worker died {deaths} times at step {step}: {session.death_reason}"
             return "failed", code, told
+    if session.killed_alone >= KILLS_ALONE_AT_ONE_STEP_MAX:
+        told = f"{session.killed_alone} workers that it had to itself were killed at step "
+        return "failed", "agent_crashed", f"{told}{session.killed_at_step}"
     if session.restarts > limits.max_restarts:
         return "failed", code, f"{session.restarts} of its workers died of it"
     if session.bystander_deaths >= limits.worker_deaths_max:

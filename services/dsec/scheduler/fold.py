@@ -179,6 +179,9 @@ def _fenced(state: SchedulerState, event: WorkerFenced, sequence: int) -> None:
             step = fact.culprit.step
             if not fact.culprit.suspect_only:
                 session.deaths[step] = session.deaths.get(step, 0) + 1
+            elif session.alone:
+                session.killed_alone = 1 + session.killed_alone * (step == session.killed_at_step)
+                session.killed_at_step = step
             session.death_reason = fact.reason
             session.restarts += 1
             session.alone = True

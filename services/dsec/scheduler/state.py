@@ -59,6 +59,9 @@ class Session:
     """The outside services that its reward function asks."""
     deaths: dict[int, int] = field(default_factory=dict)
     """Deaths of workers that it caused, by step."""
+    killed_at_step: int | None = None
+    killed_alone: int = 0
+    """How often in a row, at this step, SIGKILL ended a worker that it had to itself."""
     death_reason: DeathReason | None = None
     restarts: int = 0
     bystander_deaths: int = 0
