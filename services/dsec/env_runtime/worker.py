@@ -37,6 +37,7 @@ from dsec.env_runtime.seats import (
     open_seat,
 )
 from dsec.env_runtime.settings import EnvRuntimeSettings
+from dsec.env_runtime.starts import watch_starts
 from dsec.env_runtime.traces import asks_for_steps, started
 from dsec.platform.bus import (
     Author,
@@ -653,6 +654,7 @@ async def serve(name: str, slot: Path, *, isolated: bool, settings: EnvRuntimeSe
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle
     running = RunningSlot(slot, settings.sessions_per_worker_max, create=False)
+    watch_starts(running)
     bus = await Bus.connect(settings.nats_url, name)
     reader = await LogReader.connect(settings.database_url)
     url, credentials = settings.object_store_url, settings.object_store_credentials
