@@ -75,7 +75,7 @@ class HeartbeatCircumstance(Part):
     sessions_total: int | None = None
     """How many it has in all, those included that it has taken and not started yet. None: whoever
     beats does not say what the worker has, as its supervisor cannot."""
-    placements_read: int | None = None
+    placements_read: int | None = Field(default=None, exclude_if=lambda position: position is None)
     """The position in the stream up to which it has read placements: what lies behind it cannot
     have been lost."""
 
