@@ -658,6 +658,19 @@ def test_a_placement_that_lands_behind_its_workers_fence_is_void() -> None:
     assert again.expected_sequence == sequence
 
 
+def test_whoever_is_about_to_end_takes_nobodys_place() -> None:
+    model = Model()
+    for n in (1, 2):
+        model.ask(request(n, priority=n), f"e{n}")
+    model.see(cancel(session_id(2)))
+    model.beat("w", capacity_sessions=1)
+    end, place = model.tick()
+    assert isinstance(end, End)
+    assert isinstance(place, Place)
+    assert (end.session_id, place.session_id) == (session_id(2), session_id(1))
+    assert model.tick() == []
+
+
 def test_a_suspect_shares_no_worker() -> None:
     model = Model()
     model.beat("w1")

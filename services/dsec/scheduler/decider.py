@@ -204,9 +204,7 @@ def _placements(state: SchedulerState, limits: Limits, rule: Rule) -> Iterator[P
     room = _room(state, limits)
     waiting = suspects + state.first(False, min(free, PLACEMENTS_PER_DECISION_MAX), room)
     queue = tuple(
-        Waiting(session.session_id, session.alone, bool(session.services))
-        for session in waiting
-        if session.session_id not in state.review  # it is about to end
+        Waiting(session.session_id, session.alone, bool(session.services)) for session in waiting
     )
     if not queue:
         return

@@ -206,8 +206,8 @@ class SchedulerState:
     def first(
         self, alone: bool, count: int, room: Mapping[str, int] | None = None
     ) -> list[Session]:
-        """The first `count` waiting sessions. The queues stay as they are, but for entries that no
-        longer wait, which are dropped here.
+        """The first `count` waiting sessions, without those in review. The queues stay as they are,
+        but for entries that no longer wait, which are dropped here.
 
         Args:
             room: how many more sessions may ask a service; one that is not named has no bound.
@@ -226,9 +226,10 @@ class SchedulerState:
             heapq.heappop(queue)
             session = self.sessions.get(entry[2])
             if session is not None and _queue_of(session) == key and _waits(session, found):
-                found[entry[2]] = session
                 kept.append((key, entry))
-                left.update((name, left[name] - 1) for name in key or () if name in left)
+                if entry[2] not in self.review:
+                    found[entry[2]] = session
+                    left.update((name, left[name] - 1) for name in key or () if name in left)
             if queue:
                 heapq.heapreplace(heads, (queue[0], key))
             else:
