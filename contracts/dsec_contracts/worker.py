@@ -19,8 +19,9 @@ class Culprit(Part):
     session_id: UUID
     step: int
     suspect_only: bool | None = None
-    """True where SIGKILL from outside ended the worker, which says nothing of the code that ran:
-    the session is placed alone, and its deaths at one step are not counted against it."""
+    """True where SIGKILL ended the worker and nobody knows who sent it: an operator mostly, which
+    says nothing of the code that ran, but perhaps what that code has started. The session is placed
+    alone, and counts as crashed where it happens there again and again, at one step."""
 
 
 class FencedFact(Part):
@@ -74,6 +75,9 @@ class HeartbeatCircumstance(Part):
     sessions_total: int | None = None
     """How many it has in all, those included that it has taken and not started yet. None: whoever
     beats does not say what the worker has, as its supervisor cannot."""
+    placements_read: int | None = Field(default=None, exclude_if=lambda position: position is None)
+    """The position in the stream up to which it has read placements: what lies behind it cannot
+    have been lost."""
 
 
 class WorkerHeartbeat(Event):

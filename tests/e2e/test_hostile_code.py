@@ -24,6 +24,16 @@ HOSTILE = {
     "exits_politely": ("raise SystemExit(3)", "agent_raised", "SystemExit"),
     "calls_exit": ("import os; os._exit(0)", "agent_crashed", "exit"),
     "crashes": ("import ctypes; ctypes.string_at(0)", "agent_crashed", "signal"),
+    "has_itself_killed": (
+        "import subprocess; subprocess.run(['sh', '-c', 'kill -9 $PPID'])",
+        "agent_crashed",
+        "4 workers that it had to itself were killed at step 4",
+    ),
+    "raises_what_is_ours": (
+        "from dsec.session.adapters.gymnasium import EnvError; raise EnvError('mine', 'mine')",
+        "agent_raised",
+        "EnvError: mine",
+    ),
     "signals_itself": (
         "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
         "agent_raised",

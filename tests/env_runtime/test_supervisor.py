@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from uuid import UUID
 
 import psutil
@@ -14,7 +15,7 @@ import pytest
 from tests.env_runtime.conftest import connected
 
 from dsec.env_runtime import supervisor
-from dsec.env_runtime.running import EXIT_OUT_OF_MEMORY, Running
+from dsec.env_runtime.running import EXIT_OUT_OF_MEMORY, Running, RunningSlot, Starter
 from dsec.env_runtime.settings import EnvRuntimeSettings
 from dsec.env_runtime.supervisor import Child, Supervisor, judge
 from dsec.env_runtime.worker import EXIT_FENCED
@@ -68,6 +69,47 @@ def test_who_is_killed_from_outside_is_only_suspected(
     assert death is not None
     assert death.culprit is not None
     assert death.culprit.suspect_only is suspect_only
+
+
+STARTER = Starter(UUID("0192f0c1-2345-7abc-8def-0123456789ff"), 2)
+
+
+@pytest.mark.parametrize(
+    ("code", "running", "killed_for", "blamed"),
+    [
+        (-signal.SIGKILL, None, None, STARTER),
+        (-signal.SIGKILL, RUNNING, None, STARTER),  # it came from what another one had started
+        (-signal.SIGKILL, RUNNING, "step_deadline", RUNNING),
+        (-signal.SIGSEGV, RUNNING, None, RUNNING),
+        (-signal.SIGSEGV, None, None, None),
+    ],
+)
+def test_after_a_kill_by_nobody_knows_whom_it_counts_who_has_started_processes(
+    code: int,
+    running: Running | None,
+    killed_for: str | None,
+    blamed: Running | Starter | None,
+) -> None:
+    death = judge(code, running, killed_for, out_of_memory=False, starter=STARTER)  # type: ignore[arg-type]
+    assert death is not None
+    found = death.culprit and (death.culprit.session_id, death.culprit.step)
+    assert found == (blamed and (blamed.session_id, blamed.step))
+    if blamed is STARTER:
+        assert death.culprit is not None
+        assert death.culprit.suspect_only
+
+
+def test_of_a_session_that_is_alone_it_counts_how_far_it_was(tmp_path: Path) -> None:
+    slot = RunningSlot(tmp_path / "slot", 4, create=True)
+    slot.assign(1, SESSION, 30.0)
+    for isolated, step in ((False, 2), (True, 9)):
+        slot.enter(1, 2, 0)
+        slot.note_start()
+        slot.enter(1, 9, 0)
+        slot.clear()
+        child = Child("w", isolated, None, slot)  # type: ignore[arg-type]
+        assert child.starter() == Starter(SESSION, step)
+    slot.close()
 
 
 def test_a_fenced_worker_is_no_news() -> None:

@@ -124,6 +124,8 @@ async def test_heartbeats_name_in_turn_all_sessions_live_or_not_started_yet(
     opening = await world.run_session()  # it waits for its specs: nothing is recorded
     beats = await heartbeats(world)
     await world.until(lambda: named(beats) == {opening.session_id: "start"})
+    (placed,) = [m for m, event in world.seen if isinstance(event, SessionPlaced)]
+    assert beats[-1].circumstance.placements_read == placed.sequence
     world.record()
     await world.stepped(opening.session_id, 1)
     live = await world.run_session()

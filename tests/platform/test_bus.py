@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -134,6 +135,33 @@ async def test_a_message_says_what_its_consumer_says_of_it(bus: Bus) -> None:
         assert message.time == metadata.timestamp
         assert before - timedelta(seconds=1) < message.time < utc_now() + timedelta(seconds=1)
     assert first.event() == cancel("r")
+
+
+async def test_a_fetch_takes_what_is_there_without_giving_way_for_each(bus: Bus) -> None:
+    """In a process where others need milliseconds a turn, a fetch that gives way is never done."""
+    count = 256
+    author = Author(bus, "test", utc_now)
+    for n in range(count):
+        await author.publish(cancel(), SESSION, f"e{n}", "cause", session_id=SESSION)
+    consumer = await bus.consumer("test", ["dsec.>"])
+    stop = asyncio.Event()
+
+    async def busy() -> int:
+        turns = 0
+        while not stop.is_set():
+            turns += 1
+            time.sleep(0.005)  # noqa: ASYNC251 - that is what it is about
+            await asyncio.sleep(0)
+        return turns
+
+    turns = asyncio.create_task(busy())
+    found: list[Message] = []
+    while len(found) < count:
+        found += await consumer.fetch(count, 5.0)
+    stop.set()
+    await consumer.close()
+    assert [message.delivered for message in found] == [1] * count
+    assert await turns < count
 
 
 def test_deliveries_of_newer_servers_are_read_too() -> None:

@@ -301,6 +301,19 @@ def test_chance_is_the_steps_own() -> None:
             "reward_invalid",
             "awaited",
         ),
+        # What is ours, raised by the function: its class says nothing.
+        (
+            "from dsec.reward.score import RewardError\n"
+            "def score(t, services):\n    raise RewardError('step_malformed', 'mine')\n",
+            "reward_raised",
+            "mine",
+        ),
+        (
+            "class Odd(Exception):\n    @property\n    def __notes__(self):\n        exit(3)\n"
+            "def score(t, services):\n    raise Odd\n",
+            "reward_raised",
+            "Odd, which raises when it is told",
+        ),
         ("def other(t, services): ...\n", "reward_load_failed", "has no 'score'"),
         ("raise SystemExit\n", "reward_load_failed", "SystemExit"),
         ("score = 3\n", "reward_load_failed", "is no function"),

@@ -17,6 +17,7 @@ from uuid import UUID
 
 import nats
 import nats.js.errors
+import psutil
 import psycopg
 import pytest
 import uuid_utils
@@ -132,6 +133,14 @@ class World:
         stop = asyncio.Event()
         recording = Recorder(self.bus, settings, utc_now).run(stop)
         self.tasks.append((asyncio.create_task(recording), stop))
+
+    def nats_server(self) -> psutil.Process:
+        """The process of the server."""
+        port = int(self.nats_url.rpartition(":")[2])
+        for child in psutil.Process().children(recursive=True):
+            if any(one.laddr.port == port and not one.raddr for one in child.net_connections()):
+                return child
+        raise AssertionError(f"nobody listens on {port}")
 
     def sql(self, query: str, **parameters: Any) -> list[dict[str, Any]]:
         """Rows of a query."""

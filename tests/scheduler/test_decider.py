@@ -9,11 +9,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dsec.scheduler.admission import Ask, AskMalformed, Prior, facts_digest
-from dsec.scheduler.decider import Limits, Tick, admit, decide
+from dsec.scheduler.decider import KILLS_ALONE_AT_ONE_STEP_MAX, Limits, Tick, admit, decide
 from dsec.scheduler.fold import evolve, hear
 from dsec.scheduler.in_flight import issued, withdrawn
 from dsec.scheduler.intents import End, Fence, Intent, Place, Reject, RequestCancel
@@ -128,8 +128,15 @@ class Model:
         }
         hear(self.state, WorkerHeartbeat(fact=HeartbeatFact.model_validate(value)), self.at_s)
 
-    def names(self, worker: str, *numbers: int, total: int | None = None, attempt: int = 1) -> None:
-        """A worker beats and names what it has."""
+    def names(
+        self,
+        worker: str,
+        *numbers: int,
+        total: int | None = None,
+        attempt: int = 1,
+        read: int | None = None,
+    ) -> None:
+        """A worker beats and names what it has, and up to where it has read placements."""
         fact = HeartbeatFact(
             worker=worker, node="n", state="ready", lanes=[f"{worker}-0"], capacity_sessions=10
         )
@@ -137,6 +144,7 @@ class Model:
             sessions=[session_id(n) for n in numbers],
             attempts=[attempt] * len(numbers),
             sessions_total=len(numbers) if total is None else total,
+            placements_read=read,
         )
         hear(self.state, WorkerHeartbeat(fact=fact, circumstance=told), self.at_s)
 
@@ -469,6 +477,18 @@ def test_silence_is_death_only_while_we_listened() -> None:
     assert model.tick() == [], "a fence in flight is not issued again"
 
 
+def test_what_was_not_heard_yet_is_nobodys_silence() -> None:
+    """Heartbeats may lie in the buffers of the server, or in our own."""
+    model = Model()
+    model.beat("w")
+    model.place()
+    model.at_s = 60.0
+    model.state.heard_until_s = 4.0
+    assert model.tick() == []
+    model.state.heard_until_s = 4.1
+    assert [type(intent) for intent in model.tick()] == [Fence]
+
+
 def test_the_fence_comes_before_the_next_placement() -> None:
     model = Model()
     model.beat("w")
@@ -525,19 +545,53 @@ def test_the_culprit_is_placed_alone_and_ends_at_its_second_death(reason: str, c
     assert end.log_sequence == model.sequence
 
 
-def test_kills_from_outside_at_one_step_are_no_crash_and_bounded_all_the_same() -> None:
-    model = Model()
+def killed(model: Model, steps: list[int], limits: Limits = LIMITS) -> list[Intent]:
+    """A session's workers are killed at these steps of its, the first among others: what is due
+    after that."""
     model.ask(request(1))
-    for n in range(LIMITS.max_restarts + 1):
+    for n, step in enumerate(steps):
         model.beat(f"iso{n}", isolated=n > 0)
-        (found,) = model.tick()
-        assert isinstance(found, Place)
+        (found,) = decide(model.state, Tick(model.at_s), model.now, limits)
+        assert isinstance(found, Place), (n, found)
+        issued(model.state, found)
         assert found.alone == (n > 0)
         model.happens([found])
-        model.fenced(f"iso{n}", "signal", (1, 3), suspect_only=True)
-    (end,) = model.tick()
+        model.fenced(f"iso{n}", "signal", (1, step), suspect_only=True)
+    model.beat("next", isolated=True)
+    return decide(model.state, Tick(model.at_s), model.now, limits)
+
+
+def test_kills_from_outside_are_no_crash_and_bounded_all_the_same() -> None:
+    (end,) = killed(Model(), [3, 3, 3, 4], Limits(max_restarts=3))
     assert isinstance(end, End)
-    assert end.code == "agent_crashed"
+    assert (end.code, "4 of its workers died" in end.message) == ("agent_crashed", True)
+
+
+def test_kills_on_a_shared_worker_prove_nothing() -> None:
+    """Whoever kills workers can hit one at the same step twice: among others, many take it."""
+    (place,) = killed(Model(), [3] * KILLS_ALONE_AT_ONE_STEP_MAX, Limits())
+    assert isinstance(place, Place)
+
+
+def test_whose_workers_are_killed_at_one_step_while_alone_kills_them_itself() -> None:
+    model = Model()
+    (end,) = killed(model, [3] * (1 + KILLS_ALONE_AT_ONE_STEP_MAX), Limits())
+    assert isinstance(end, End)
+    assert (end.status, end.code) == ("failed", "agent_crashed")
+    assert end.message == "4 workers that it had to itself were killed at step 3"
+    assert end.log_sequence == model.sequence
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 3), min_size=16, max_size=16))
+def test_kills_that_do_not_stay_at_one_step_end_nobody_before_max_restarts(
+    steps: list[int],
+) -> None:
+    """Property (c): whoever kills from outside hits a session wherever it stands."""
+    most = KILLS_ALONE_AT_ONE_STEP_MAX
+    assume(all(len(set(steps[n : n + most])) > 1 for n in range(1, 17 - most)))
+    (place,) = killed(Model(), steps, Limits(max_restarts=16))
+    assert isinstance(place, Place)
 
 
 def test_deaths_at_different_steps_are_bounded_by_max_restarts() -> None:
@@ -604,6 +658,19 @@ def test_a_placement_that_lands_behind_its_workers_fence_is_void() -> None:
     assert again.expected_sequence == sequence
 
 
+def test_whoever_is_about_to_end_takes_nobodys_place() -> None:
+    model = Model()
+    for n in (1, 2):
+        model.ask(request(n, priority=n), f"e{n}")
+    model.see(cancel(session_id(2)))
+    model.beat("w", capacity_sessions=1)
+    end, place = model.tick()
+    assert isinstance(end, End)
+    assert isinstance(place, Place)
+    assert (end.session_id, place.session_id) == (session_id(2), session_id(1))
+    assert model.tick() == []
+
+
 def test_a_suspect_shares_no_worker() -> None:
     model = Model()
     model.beat("w1")
@@ -648,6 +715,31 @@ def test_a_worker_that_lost_a_session_is_fenced_and_both_move() -> None:
     model.names("w2")
     places = model.tick()
     assert [(p.worker, p.attempt) for p in places if isinstance(p, Place)] == [("w2", 2)] * 2
+
+
+def test_a_worker_that_has_yet_to_read_its_placements_has_lost_none() -> None:
+    """It may have thousands of them to read, among those of all other workers."""
+    model = with_two_placed()
+    first, second = (model.state.sessions[session_id(n)].placed_sequence for n in (1, 2))
+    for read in range(first - 300, second):
+        assert beats(model, 1, *[1] * (read >= first), read=read) == []
+    assert beats(model, 1, 1, 2, read=second) == []
+
+
+def test_a_worker_that_reads_no_further_has_lost_what_lies_behind() -> None:
+    model = with_two_placed()
+    read = model.state.sessions[session_id(2)].placed_sequence - 1
+    assert beats(model, 60, 1, read=read) == []
+    assert [type(intent) for intent in beats(model, 5, 1, read=read)] == [Fence] * 1
+
+
+def test_a_placement_that_was_read_and_is_not_named_is_lost_however_far_reading_gets() -> None:
+    model = with_two_placed()
+    read = model.state.sessions[session_id(2)].placed_sequence
+    for second in range(60):
+        assert beats(model, 1, 1, read=read + second) == []
+    found = [intent for n in range(5) for intent in beats(model, 1, 1, read=read + 60 + n)]
+    assert [type(intent) for intent in found] == [Fence]
 
 
 def test_a_session_that_is_named_again_was_not_lost() -> None:

@@ -45,6 +45,10 @@ from dsec_contracts.worker import Culprit
 pytestmark = [pytest.mark.nats, pytest.mark.postgres]
 
 NO_INPUTS = encode([])
+CONFIG_QUICK = """
+heartbeat_period_s: 0.3
+heartbeat_limit_s: 0.6
+"""
 CONFIG_ABSENT = """
 heartbeat_period_s: 0.5
 heartbeat_limit_s: 4.0
@@ -202,6 +206,23 @@ async def test_a_silent_worker_is_fenced_first_and_its_sessions_move(world: Any)
     assert (ended.fact.status, ended.fact.code, ended.fact.steps) == ("cancelled", "cancelled", 0)
     assert ended.fact.chain == chain_end(chain, "cancelled", "cancelled", 0, 0, NO_INPUTS)
     assert ended.circumstance.attempt == 1
+
+
+async def test_a_server_that_stands_still_makes_no_worker_silent(world: Any) -> None:
+    world.lead(CONFIG_QUICK)
+    world.worker("w1")
+    placed = await world.placed((await world.request()).session_id)
+    server = world.nats_server()
+    server.suspend()
+    try:
+        await asyncio.sleep(1.2)
+    finally:
+        server.resume()
+    await asyncio.sleep(0.5)
+    assert not world.events(WorkerFenced)
+    world.silence("w1")
+    await world.until(lambda: len(world.events(WorkerFenced)) == 1)
+    assert world.events(WorkerFenced)[0].fact.worker == placed.fact.worker
 
 
 async def test_a_worker_that_lost_a_session_is_fenced(world: Any) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from dsec.session.io import SessionConfig
 from dsec.session.machine import SessionMachine
+from dsec.session.program import ProgramError
 from dsec.session.rerun import Recorded, RecordedStep, rerun
 
 AGENT = """
@@ -232,3 +233,136 @@ def test_an_observation_that_says_it_is_an_array(program, run):
     source = SLY + put(ENV, "step", "return ndarray(), 1.0, False, False, {}")
     one = run(program(AGENT, source))
     assert (one.ended.status, one.ended.code) == ("failed", "env_invalid")
+
+
+# -- exceptions of ours, raised by user code -------------------------------------------------------
+
+OURS = (
+    "from dsec.session.adapters.gymnasium import EnvError as E; raise E('lost', 'the culprit')",
+    "from dsec.session.machine import _Stop as E; raise E('max_steps', 'the culprit')",
+    "from dsec.session.adapters.state import StateError as E; raise E('the culprit')",
+    "from dsec.session.tools import CallsTooLarge as E; raise E('the culprit')",
+    "from dsec.session.anchors import NotCaptured as E; raise E('the culprit')",
+    "from dsec.session.anchor_restore import NotRestorable as E; raise E('the culprit')",
+    "from dsec.session.code_errors import CodeError as E; raise E('bad', 'x', 'the culprit')",
+    "from dsec.session.program import ProgramError as E; raise E('bad', 'x', 'the culprit')",
+    "from dsec.session.log_row import RecordedGap as E; raise E('the culprit')",
+    "from dsec_contracts.canonical import CanonicalError as E; raise E('the culprit')",
+    # By calling us: ours raised it, and it came through user code all the same.
+    "from dsec.session.adapters.gymnasium import GymnasiumAdapter as A; A('the culprit')",
+    "raise StopIteration('the culprit')",
+    "raise GeneratorExit('the culprit')",
+)
+
+
+@pytest.mark.parametrize("line", OURS)
+@pytest.mark.parametrize("place", ["init", "begin", "step", "reward", "policy"])
+def test_an_agent_that_raises_what_is_ours(program, run, place, line):
+    made = program(put(AGENT, place, line), ENV)
+    one = run(made, policy_version="p@1")
+    verify_failure(made, one, "agent_raised", 1 if place == "reward" else 0)
+    assert "the culprit" in one.ended.message
+    assert "agent.py" in one.ended.message
+
+
+@pytest.mark.parametrize("line", OURS)
+@pytest.mark.parametrize("place", ["init", "reset", "step", "hash"])
+def test_an_environment_that_raises_what_is_ours(program, run, place, line):
+    env = ENV + "    def state_hash(self):\n        return b''  # hash\n"
+    made = program(AGENT, put(env, place, line))
+    one = run(made)
+    verify_failure(made, one, "env_raised", 0)
+    assert "the culprit" in one.ended.message
+
+
+@pytest.mark.parametrize("line", OURS)
+def test_values_that_raise_what_is_ours_when_they_are_read(program, run, line):
+    hostile = f"""
+import collections.abc
+class Hostile(collections.abc.Mapping):
+    def __getitem__(self, key): {line}
+    def __iter__(self): {line}
+    def __len__(self): return 1
+class Calls(dict):
+    def keys(self): {line}
+    def __iter__(self): {line}
+"""
+    for given in ("{'action': Hostile()}", "{'action': 0, 'extras': Hostile()}"):
+        one = run(program(hostile + put(AGENT, "step", f"return {given}"), ENV))
+        assert (one.ended.code, one.ended.steps) == ("agent_invalid", 0), given
+    one = run(program(AGENT, hostile + put(ENV, "step", "return Hostile(), 1.0, False, False, {}")))
+    assert (one.ended.code, one.ended.steps) == ("env_invalid", 0)
+    one = run(program(AGENT, hostile + put(ENV, "step", "return 0, 1.0, False, False, Calls(a=1)")))
+    assert one.ended.code in ("env_invalid", "max_steps")
+
+
+@pytest.mark.parametrize("line", OURS)
+def test_code_that_raises_what_is_ours_when_it_is_loaded(program, line):
+    for agent, env, code in ((f"{line}\n", ENV, "agent"), (AGENT, f"{line}\n", "env")):
+        with pytest.raises(ProgramError) as failed:
+            program(agent, env)
+        assert failed.value.code == f"{code}_load_failed"
+        assert "the culprit" in str(failed.value)
+
+
+@pytest.mark.parametrize("line", ["raise KeyError('odd')", "raise SystemExit(3)", OURS[6]])
+def test_a_class_that_raises_when_it_is_asked_for_step(program, line):
+    asked = f"class Meta(type):\n    def __getattr__(self, name): {line}\n"
+    with pytest.raises(ProgramError) as failed:
+        program(asked + "class Agent(metaclass=Meta): pass\n", ENV)
+    assert failed.value.code == "agent_load_failed"
+
+
+UNTELLABLE = """
+class Untellable({base}):
+    def __init__(self, *args): pass
+    def __str__(self): raise SystemExit("told")
+    @property
+    def __notes__(self): raise SystemExit("told")
+    @property
+    def __cause__(self): raise SystemExit("told")
+    @property
+    def __class__(self): raise SystemExit("told")
+    @property
+    def __traceback__(self): raise SystemExit("told")
+    @property
+    def code(self): raise SystemExit("told")
+"""
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        "Exception",
+        "BaseException",
+        "__import__('dsec.session.machine', fromlist=['x'])._Stop",
+        "__import__('dsec.session.adapters.gymnasium', fromlist=['x']).EnvError",
+    ],
+)
+def test_an_error_that_cannot_be_told(program, run, base):
+    source = UNTELLABLE.format(base=base)
+    for place in ("init", "begin", "step", "reward"):
+        one = run(program(source + put(AGENT, place, "raise Untellable()"), ENV))
+        assert (one.ended.status, one.ended.code) == ("failed", "agent_raised")
+        assert "Untellable" in one.ended.message
+    for place in ("init", "reset", "step"):
+        one = run(program(AGENT, source + put(ENV, place, "raise Untellable()")))
+        assert (one.ended.status, one.ended.code) == ("failed", "env_raised")
+    with pytest.raises(ProgramError, match="which raises when it is told"):
+        program(source + "raise Untellable()\n", ENV)
+
+
+def test_values_that_say_they_are_something_else(program, run):
+    liar = """
+class Meta(type):
+    @property
+    def __name__(cls): raise SystemExit("asked")
+class Liar(metaclass=Meta):
+    @property
+    def __class__(self): raise SystemExit("asked")
+"""
+    one = run(program(liar + put(AGENT, "step", "return Liar()"), ENV))
+    assert (one.ended.code, one.ended.steps) == ("agent_invalid", 0)
+    for line in ("return 0, 1.0, False, False, Liar()", "return Liar()"):
+        one = run(program(AGENT, liar + put(ENV, "step", line)))
+        assert (one.ended.code, one.ended.steps) == ("env_invalid", 0), line

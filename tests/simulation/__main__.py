@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tests.simulation.jobs import PortionLost, portions, results
 from tests.simulation.simulate import Result, portion, simulate, told_of
 
-SEEDS_A_PORTION = 20
 FAILING_SHOWN_MAX = 20
 
 
@@ -38,7 +36,11 @@ def main() -> int:
         parser.error("give a SEED, or --seeds N")
     if given.seed is not None:
         return _one(simulate(given.seed), as_json=given.json)
-    return _many(given)
+    try:
+        return _many(given)
+    except PortionLost as lost:
+        print(lost, file=sys.stderr)  # noqa: T201
+        return 1
 
 
 def _one(result: Result, *, as_json: bool) -> int:
@@ -106,32 +108,17 @@ def _many(given: argparse.Namespace) -> int:
 
 
 def _results(given: argparse.Namespace, began_s: float) -> Iterator[dict[str, Any]]:
-    last = given.start + given.seeds
-    portions = [
-        range(first, min(first + SEEDS_A_PORTION, last))
-        for first in range(given.start, last, SEEDS_A_PORTION)
-    ]
-
     def in_time() -> Iterator[range]:
-        for seeds in portions:
+        for seeds in portions(given.start, given.seeds, given.jobs):
             if given.seconds is not None and time.monotonic() - began_s > given.seconds:
                 return
             yield seeds
 
-    if given.jobs <= 1:
-        for seeds in in_time():
-            yield from portion(seeds)
+    if given.jobs > 1:
+        yield from results(portion, in_time(), given.jobs)
         return
-    spawning = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(given.jobs, mp_context=spawning) as pool:
-        # No more is handed out than is worked on, so that the time can run out.
-        waiting = []
-        for seeds in in_time():
-            waiting.append(pool.submit(portion, seeds))
-            while len(waiting) >= given.jobs * 2:
-                yield from waiting.pop(0).result()
-        for one in waiting:
-            yield from one.result()
+    for seeds in in_time():
+        yield from portion(seeds)
 
 
 if __name__ == "__main__":

@@ -68,9 +68,18 @@ def parked(db: Database, p: dict[str, Any]) -> list[Any]:
 
 
 def specs(db: Database, p: dict[str, Any]) -> list[Any]:
-    """Hash and kind of every spec."""
-    facts = [json.loads(row["fact_json"]) for row in db.rows if row["kind"] == "spec.registered"]
-    return [(fact["spec_hash"], fact["kind"]) for fact in facts]
+    """Hash and kind of every spec, and the outside services that it asks."""
+    rows = [row for row in db.rows if row["kind"] == "spec.registered"]
+    facts = [json.loads(row["fact_json"]) for row in rows]
+    told = [json.loads(row["circumstance"] or "{}").get("services") for row in rows]
+    return [
+        (fact["spec_hash"], fact["kind"], asked) for fact, asked in zip(facts, told, strict=True)
+    ]
+
+
+def services(db: Database, p: dict[str, Any]) -> list[Any]:
+    """Every declaration of an outside service."""
+    return [(row["fact"],) for row in db.rows if row["kind"] == "service.declared"]
 
 
 def policies(db: Database, p: dict[str, Any]) -> list[Any]:
@@ -159,6 +168,7 @@ _STATEMENTS: dict[Any, Callable[[Database, dict[str, Any]], list[Any]]] = {
     history._FLOOR: floor_row,
     history._PARKED: parked,
     history._SPECS: specs,
+    history._SERVICES: services,
     history._POLICIES: policies,
     history._FENCES: fences,
     history._PLACED: placed,

@@ -232,6 +232,19 @@ def test_arguments_that_do_not_fit_are_told_to_the_agent(arguments: str, told: s
         ("def tool(): raise ValueError('why', chr(0xd800))", "tool_raised", "ValueError"),
         ("def tool(): raise SystemExit(3)", "tool_raised", "SystemExit"),
         ("def tool(a): return 1", "tool_raised", "missing 1 required"),
+        # What is ours, raised by the tool: its class says nothing.
+        (
+            "from dsec.tool.frames import Failure, Refused\n"
+            "def tool(): raise Refused(Failure('outcome_unknown', 'mine'))",
+            "tool_raised",
+            "mine",
+        ),
+        (
+            "class Odd(Exception):\n    @property\n    def retryable(self): exit(3)\n"
+            "    __notes__ = retryable\ndef tool(): raise Odd",
+            "tool_raised",
+            "Odd, which raises when it is told",
+        ),
         ("def tool(): return object()", "result_invalid", "cannot be recorded"),
         ("def tool(): return 'x' * 65_536", "output_too_large", "output_bytes_max is 65536"),
         ("import nothing_here\ndef tool(): pass", "tool_load_failed", "nothing_here"),

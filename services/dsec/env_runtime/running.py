@@ -1,7 +1,8 @@
 """Which session's code runs now, where its supervisor can read it after the worker's death.
 
 A small shared memory: the running slot (session index, step, since when), a word that says "out of
-memory", and a table of session ids and step deadlines by index.
+memory", who started a process last and at which step, and a table of session ids and step deadlines
+by index.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ _INDEX, _STEP, _SINCE = 0, 1, 2
 reader in another process would see a step that began at time 0."""
 _ROW = struct.Struct("<16sd")  # session id, step deadline in seconds
 _OOM_AT = 32
+_STARTER = struct.Struct("<q16s")  # step, session id
+_STARTER_AT = 40
 _TABLE_AT = 64
 NOBODY = -1
 FORKED: list[int] = []
@@ -45,6 +48,14 @@ class Running:
     step: int
     since_ns: int
     step_deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Starter:
+    """Whose code started a process, and at which step."""
+
+    session_id: UUID
+    step: int
 
 
 class RunningSlot:
@@ -79,6 +90,23 @@ class RunningSlot:
     def clear(self) -> None:
         """No user code runs."""
         self._slot[_INDEX] = NOBODY
+
+    def note_start(self) -> None:
+        """User code is about to start a process, and that could end this one."""
+        index, step, _ = self._slot
+        if index != NOBODY:
+            raw, _ = _ROW.unpack_from(self._map, _TABLE_AT + index * _ROW.size)
+            _STARTER.pack_into(self._map, _STARTER_AT, step, raw)
+
+    def starter(self) -> Starter | None:
+        """Whose code started a process last, if any did."""
+        step, raw = _STARTER.unpack_from(self._map, _STARTER_AT)
+        return Starter(UUID(bytes=raw), step) if any(raw) else None
+
+    @property
+    def last_step(self) -> int:
+        """The step at which user code ran last, whosever it was."""
+        return self._slot[_STEP]
 
     def end_out_of_memory(self) -> NoReturn:
         """Where user code gets no more memory the process ends at once, saying so.

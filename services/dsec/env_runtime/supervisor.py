@@ -1,7 +1,8 @@
 """A node's supervisor: starts workers, watches them, and says why they died.
 
 It runs no user code. When a worker dies it reads from the shared memory whose code was running,
-and says so in heartbeats, in the worker's name, until the scheduler has fenced it. A worker whose
+and says so in heartbeats, in the worker's name, until the scheduler has fenced it. After a SIGKILL
+that it did not send, it is whose code has started processes that counts. A worker whose
 user code blocks cannot beat; as long as its step is within its deadline, the supervisor beats for
 it, and kills it afterwards.
 """
@@ -16,14 +17,14 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, monotonic_ns
 
 import psutil
 import uuid_utils
 
-from dsec.env_runtime.running import EXIT_OUT_OF_MEMORY, Running, RunningSlot
+from dsec.env_runtime.running import EXIT_OUT_OF_MEMORY, Running, RunningSlot, Starter
 from dsec.env_runtime.settings import EnvRuntimeSettings
 from dsec.env_runtime.worker import EXIT_FENCED
 from dsec.platform.bus import Bus
@@ -77,6 +78,12 @@ class Child:
     killed_for: DeathReason | None = None
     fenced_at_s: float | None = None
 
+    def starter(self) -> Starter | None:
+        """Whose code has started a process in it, and how far that session was; where it shares its
+        worker with others, how far it was when it did."""
+        found = self.slot.starter()
+        return replace(found, step=self.slot.last_step) if found and self.isolated else found
+
 
 @dataclass(frozen=True, slots=True)
 class Death:
@@ -88,7 +95,12 @@ class Death:
 
 
 def judge(
-    code: int, running: Running | None, killed_for: DeathReason | None, *, out_of_memory: bool
+    code: int,
+    running: Running | None,
+    killed_for: DeathReason | None,
+    *,
+    out_of_memory: bool,
+    starter: Starter | None = None,
 ) -> Death | None:
     """What an exit code and the shared memory say. None: nothing to report.
 
@@ -96,16 +108,21 @@ def judge(
         code: as `asyncio` gives it, negative for a signal.
         killed_for: why the supervisor killed the worker, if it did.
         out_of_memory: the worker said so, or the system killed somebody for memory meanwhile.
+        starter: whose code has started a process in this worker, whoever's ran at the end.
     """
     if code == EXIT_FENCED:
         return None
     # No crash is a SIGKILL, and user code is kept from sending it: an operator did, or a machine
-    # that is taken away.
+    # that is taken away. But what user code has started can, and nobody says who did.
     outside = code == -signal.SIGKILL and killed_for is None and not out_of_memory
+    blamed: Running | Starter | None = running
+    if outside and starter is not None:
+        is_its_own = running is not None and running.session_id == starter.session_id
+        blamed = running if is_its_own else starter
     culprit = (
         None
-        if running is None
-        else Culprit(session_id=running.session_id, step=running.step, suspect_only=outside or None)
+        if blamed is None
+        else Culprit(session_id=blamed.session_id, step=blamed.step, suspect_only=outside or None)
     )
     if killed_for is not None:
         return Death(killed_for, culprit, f"killed: {killed_for}")
@@ -164,6 +181,7 @@ class Supervisor:
                 child.slot.read(),
                 child.killed_for,
                 out_of_memory=child.slot.is_out_of_memory or oom_kills() > child.oom_kills,
+                starter=child.starter(),
             )
             if child.fenced_at_s is not None:
                 death = None

@@ -19,6 +19,7 @@ from time import monotonic_ns
 from typing import Any
 from uuid import UUID
 
+from dsec.env_runtime.announcer import Announcer
 from dsec.env_runtime.heap import Heap
 from dsec.env_runtime.hearing import Hearing
 from dsec.env_runtime.lane import Lane
@@ -37,6 +38,7 @@ from dsec.env_runtime.seats import (
     open_seat,
 )
 from dsec.env_runtime.settings import EnvRuntimeSettings
+from dsec.env_runtime.starts import watch_starts
 from dsec.env_runtime.traces import asks_for_steps, started
 from dsec.platform.bus import (
     Author,
@@ -52,35 +54,18 @@ from dsec.platform.bus.retry import AWAY
 from dsec.platform.cancellation import cancelled
 from dsec.platform.clock import nanoseconds, now_ns, utc_now
 from dsec.platform.log import LogReader, LogUnavailable
-from dsec.platform.objects import ObjectStore, put_patiently
+from dsec.platform.objects import ObjectStore
 from dsec.platform.telemetry import OFF, Telemetry, connect, metrics
 from dsec.session.anchor_restore import NotRestorable
 from dsec.session.io import Ended, Input, cancel_input
 from dsec.session.log_row import RecordedGap
-from dsec.session.observations import reference
 from dsec.session.rerun import Recorded
 from dsec_contracts import (
-    Event,
     SessionCancelRequested,
-    SessionEnded,
     SessionPlaced,
-    SessionReleased,
-    SessionResumed,
-    SessionStarted,
     UnknownEvent,
     WorkerHeartbeat,
     keys,
-)
-from dsec_contracts.session import (
-    EndedCircumstance,
-    EndedFact,
-    PlacedFact,
-    ReleasedCircumstance,
-    ReleasedFact,
-    ResumedCircumstance,
-    ResumedFact,
-    StartedCircumstance,
-    StartedFact,
 )
 from dsec_contracts.worker import HeartbeatCircumstance, HeartbeatFact
 
@@ -90,6 +75,8 @@ EXIT_FENCED = 75
 LOAD_DEADLINE_S = 120.0
 """Importing a session's code takes this long at most."""
 HAND_BACK_PAUSE_S = 2.0
+PLACEMENTS_AT_ONCE = 256
+PLACEMENTS_WAIT_S = 5.0
 CANCELS_REMEMBERED_MAX = 10_000
 HEARTBEAT_SESSIONS_MAX = 2_000
 CONSUMER_INACTIVE_S = 120.0
@@ -128,6 +115,7 @@ class Worker:
         self._settings = settings
         self._bus = bus
         self._author = Author(bus, f"dsec/env-runtime/{name}", utc_now, fence=name)
+        self._say = Announcer(self._author, name, objects)
         self._running = running
         self._objects = objects
         self._isolated = isolated
@@ -150,6 +138,7 @@ class Worker:
         self._group: asyncio.TaskGroup
         self._draining = False
         self._beats = 0
+        self._placements_read = 0
         self._anchors_loaded = self._anchors_missed = 0
         self._tell(telemetry)
 
@@ -186,6 +175,7 @@ class Worker:
             PublishRefused: the worker was fenced.
         """
         start = (await self._bus.stream_state()).last_sequence + 1
+        self._placements_read = start - 1
         placements = await self._bus.consumer(
             f"worker-{self.name}",
             ["dsec.session.placed.*", "dsec.session.cancel_requested.*"],
@@ -271,7 +261,9 @@ class Worker:
 
     async def _take_placements(self, consumer: Consumer) -> None:
         while not cancelled():
-            for message in await consumer.fetch(256, 5.0):
+            for message in await consumer.fetch(PLACEMENTS_AT_ONCE, PLACEMENTS_WAIT_S):
+                # Some come again, out of their turn.
+                self._placements_read = max(self._placements_read, message.sequence)
                 try:
                     event = message.event()
                 except (BadMessage, UnknownEvent) as error:
@@ -327,7 +319,7 @@ class Worker:
             except StartFailed as failed:
                 started(self._telemetry, placed, start_ns, f"{failed.code}: {failed}")
                 ended = closing(failed.code, str(failed), failed.recorded)
-                await self._publish_end(placed, ended, keys.placed(placed.attempt))
+                await self._say.ended(placed, ended, keys.placed(placed.attempt))
                 self._close(placed.session_id, index)
                 return
             started(self._telemetry, placed, start_ns, None)
@@ -398,7 +390,7 @@ class Worker:
                 await asyncio.sleep((monotonic_ns() - began) / 1e9 if self._seats else 0)
 
     async def _hand_back(self, event: SessionPlaced, index: int | None, reason: str) -> None:
-        await self._release(event.fact, 0, reason[:200])
+        await self._say.released(event.fact, 0, reason[:200])
         self._opening.pop(event.fact.session_id, None)
         if index is not None:
             self._close(event.fact.session_id, index)
@@ -407,14 +399,14 @@ class Worker:
         seat, placed = opening.seat, event.fact
         if opening.started is not None:
             try:
-                await self._publish_started(seat, opening)
+                await self._say.started(seat, opening)
                 waited_ns = now_ns() - nanoseconds(keys.session_time(placed.session_id))
                 self._start_latency(max(0, waited_ns) / 1e9)
             except TooLarge as error:
                 opening.ended = closing(UNPUBLISHABLE, str(error), None)
         lane = self._lanes[placed.lane]
         if opening.resumed is not None:
-            await self._publish_resumed(placed, opening.resumed)
+            await self._say.resumed(placed, opening.resumed)
         for anchor in opening.anchors:
             await lane.anchors.publish(seat, anchor)
         if opening.ended is not None:
@@ -452,7 +444,7 @@ class Worker:
                 "it went on without what its step() kept from before step "
                 f"{seat.lost_memory_before_step}",
             )
-        await self._publish_end(placed, ended, cause)
+        await self._say.ended(placed, ended, cause)
         self._running.enter(seat.index, ended.steps, monotonic_ns())
         try:
             seat.machine.close()
@@ -460,76 +452,6 @@ class Worker:
             self._running.end_out_of_memory()
         self._running.clear()
         self._close(placed.session_id, seat.index)
-
-    async def _publish_end(self, placed: PlacedFact, ended: Ended, cause: str) -> None:
-        fact = EndedFact(
-            session_id=placed.session_id,
-            status=ended.status,
-            code=ended.code,
-            steps=ended.steps,
-            episodes=ended.episodes,
-            inputs=ended.inputs,
-            chain=ended.chain,
-        )
-        told = EndedCircumstance(
-            attempt=placed.attempt,
-            worker=self.name,
-            message=ended.message.encode("utf-8", "replace").decode(),
-            at=utc_now(),
-        )
-        await self._send(
-            SessionEnded(fact=fact, circumstance=told),
-            placed.session_id,
-            f"{placed.session_id}.ended.{placed.attempt}",
-            cause,
-        )
-
-    async def _publish_started(self, seat: Seat, opening: Opening) -> None:
-        started, placed = opening.started, seat.placed
-        assert started is not None
-        observation = started.observation
-        if len(observation) > seat.inline_bytes_max:
-            keep = seat.above == "reference" and self._objects is not None
-            observation = b""
-            if keep and self._objects is not None:
-                blob = await put_patiently(self._objects, started.observation)
-                observation = reference(blob, len(started.observation))
-        event = SessionStarted(
-            fact=StartedFact(
-                session_id=placed.session_id, reset=started.reset, chain=started.chain
-            ),
-            circumstance=StartedCircumstance(
-                attempt=placed.attempt,
-                worker=self.name,
-                determinism="D2" if seat.machine.deterministic else "D1",
-                observation=observation,
-                fingerprint=_fingerprint_of(seat),
-            ),
-        )
-        await self._send(
-            event,
-            placed.session_id,
-            f"{placed.session_id}.started.{placed.attempt}",
-            keys.placed(placed.attempt),
-        )
-
-    async def _publish_resumed(self, placed: PlacedFact, told: ResumedCircumstance) -> None:
-        fact = ResumedFact(session_id=placed.session_id, attempt=placed.attempt)
-        await self._send(
-            SessionResumed(fact=fact, circumstance=told),
-            placed.session_id,
-            f"{placed.session_id}.resumed.{placed.attempt}",
-            keys.placed(placed.attempt),
-        )
-
-    async def _send(self, event: Event, session_id: UUID, event_id: str, cause: str) -> None:
-        await self._author.publish(
-            event,
-            session_id,
-            event_id,
-            keys.of(session_id, cause),
-            session_id=session_id,
-        )
 
     # -- the rest ------------------------------------------------------------------------------
 
@@ -584,6 +506,7 @@ class Worker:
             steps=[steps for _, _, steps, _ in told],
             waiting_on=[waiting_on for _, _, _, waiting_on in told],
             sessions_total=total,
+            placements_read=self._placements_read,
         )
         await self._author.publish_transient(
             WorkerHeartbeat(fact=fact, circumstance=circumstance),
@@ -599,44 +522,12 @@ class Worker:
         async def release(lane: Lane) -> None:
             seats = await lane.stop()
             await asyncio.gather(
-                *(self._release(seat.placed, seat.machine.steps, "drain") for seat in seats)
+                *(self._say.released(seat.placed, seat.machine.steps, "drain") for seat in seats)
             )
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_wait_s):
                 await asyncio.gather(*(release(lane) for lane in self._lanes.values()))
-
-    async def _release(self, placed: PlacedFact, steps: int, reason: str) -> None:
-        event = SessionReleased(
-            fact=ReleasedFact(session_id=placed.session_id, attempt=placed.attempt),
-            circumstance=ReleasedCircumstance(worker=self.name, steps=steps, reason=reason),
-        )
-        await self._send(
-            event,
-            placed.session_id,
-            f"{placed.session_id}.released.{placed.attempt}",
-            keys.placed(placed.attempt),
-        )
-
-
-def _fingerprint() -> dict[str, str]:
-    import platform
-    from importlib.metadata import version
-
-    return {
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "system": platform.system(),
-        **{name: version(name) for name in ("dsec", "gymnasium", "numpy")},
-    }
-
-
-FINGERPRINT = _fingerprint()
-
-
-def _fingerprint_of(seat: Seat) -> dict[str, str]:
-    uses = seat.undeclared_uses
-    return {**FINGERPRINT, "undeclared_uses": uses} if uses else FINGERPRINT
 
 
 async def serve(name: str, slot: Path, *, isolated: bool, settings: EnvRuntimeSettings) -> int:
@@ -646,6 +537,7 @@ async def serve(name: str, slot: Path, *, isolated: bool, settings: EnvRuntimeSe
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle
     running = RunningSlot(slot, settings.sessions_per_worker_max, create=False)
+    watch_starts(running)
     bus = await Bus.connect(settings.nats_url, name)
     reader = await LogReader.connect(settings.database_url)
     url, credentials = settings.object_store_url, settings.object_store_credentials

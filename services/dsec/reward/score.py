@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -21,9 +20,10 @@ from dsec.reward.services import NoServiceDeclared, Services
 from dsec.reward.transition import step_fields, transition_of
 from dsec.session.chance import Chance
 from dsec.session.code import CodeNamespace
-from dsec.session.code_errors import CodeError
+from dsec.session.code_errors import CodeError, telling
 from dsec.session.documents import RewardDocument, SpecError, unseal
 from dsec.session.machine import Interposition, PlainInterposition
+from dsec.session.raised import is_ours, told
 from dsec_contracts.canonical import CanonicalError
 from dsec_contracts.step import STEP_FIELDS
 
@@ -40,7 +40,6 @@ __all__ = [
 ]
 
 MESSAGE_CHARS_MAX: Final = 4000
-FRAMES_MAX: Final = 12
 
 
 class Scorer:
@@ -133,12 +132,12 @@ class FunctionScorer(Scorer):
                 result = run(result, known)
             # Within: a number of the user's own making runs code when it is converted.
             scores = self._components.scores(result)
-        except RewardError:
-            raise
-        except NoServiceDeclared as error:
-            raise RewardError("service_not_declared", str(error)) from error
         except BaseException as error:  # SystemExit too: user code must not end the process
-            raise RewardError("reward_raised", _told(error)) from error
+            if is_ours(error) and isinstance(error, RewardError):
+                raise
+            if type(error) is NoServiceDeclared:
+                raise RewardError("service_not_declared", str(error)) from error
+            raise RewardError("reward_raised", told(error, MESSAGE_CHARS_MAX)) from error
         finally:
             self._interposition.exit(chance)
         return self._components.weighted(scores)
@@ -173,17 +172,20 @@ def load_scorer(
     try:
         code = CodeNamespace(spec_hash, files)
         function = code.load(document.entry)
+        with telling("entry", code.name):  # an attribute may be user code
+            weights = getattr(function, "weights", None)
+            services = getattr(function, "services", None)
+            nonfinite = getattr(function, "nonfinite", None) is True
     except CodeError as error:
         raise RewardError("reward_load_failed", error.message[-MESSAGE_CHARS_MAX:]) from error
     if not callable(function):
         raise RewardError("reward_load_failed", f"{document.entry} is no function")
     try:
-        weights = check_weights(document.weights or getattr(function, "weights", None) or {})
-        names = check_services(document.services or getattr(function, "services", None) or ())
+        weights = check_weights(document.weights or weights or {})
+        names = check_services(document.services or services or ())
     except (TypeError, ValueError) as error:
         raise RewardError("reward_load_failed", str(error)) from error
-    nonfinite = document.nonfinite or getattr(function, "nonfinite", None) is True
-    components = Components(weights, nonfinite=nonfinite)
+    components = Components(weights, nonfinite=document.nonfinite or nonfinite)
     return FunctionScorer(function, components, Services(names), code, interpose(code))
 
 
@@ -206,8 +208,3 @@ def _chance_of(step_fact: bytes, step: int) -> Chance:
     chance = Chance(int.from_bytes(digest[:8], "big") >> 1)
     chance.position = step
     return chance
-
-
-def _told(error: BaseException) -> str:
-    """The error and its traceback, for people."""
-    return "".join(traceback.format_exception(error, limit=-FRAMES_MAX))[-MESSAGE_CHARS_MAX:]

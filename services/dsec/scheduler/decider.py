@@ -21,6 +21,9 @@ from dsec.scheduler.state import Death, SchedulerState, Session, Worker
 from dsec_contracts import keys
 
 DEATHS_AT_ONE_STEP_MAX = 2
+KILLS_ALONE_AT_ONE_STEP_MAX = 4
+"""A kill from outside hits a session's code at some step or other. Where it is the same one so
+often in a row, each time on a worker that nobody else was on, they come from what it starts."""
 ABSENT_ROUNDS_MIN = 3.0
 """A worker with more sessions than a beat has room for names each once a round, and what leaves it
 meanwhile can push one out of a round."""
@@ -91,12 +94,13 @@ def admit(state: SchedulerState, command: Ask, sequence: int) -> bool:
 def _deaths(state: SchedulerState, at_s: float, limits: Limits) -> Iterator[Fence]:
     """Workers that are said to be dead, or have been silent for too long while we listened."""
     silence_s = max(limits.heartbeat_limit_s, 2 * limits.heartbeat_period_s)
+    heard_s = min(at_s, state.heard_until_s)  # what we have not heard yet is not their silence
     for worker in state.workers.values():
         if worker.fence_in_flight:
             continue
         if worker.death is not None:
             death = worker.death
-        elif at_s - max(worker.heard_at_s or 0.0, state.listening_since_s) > silence_s:
+        elif heard_s - max(worker.heard_at_s or 0.0, state.listening_since_s) > silence_s:
             death = Death("heartbeat_lost", None, f"no heartbeat for {silence_s:g} s")
         elif (lost := _lost(state, worker, limits)) is not None:
             death = lost
@@ -161,6 +165,9 @@ def _verdict(session: Session, limits: Limits) -> tuple[EndStatus, str, str] | N
         if deaths >= DEATHS_AT_ONE_STEP_MAX:
             told = f"its worker died {deaths} times at step {step}: {session.death_reason}"
             return "failed", code, told
+    if session.killed_alone >= KILLS_ALONE_AT_ONE_STEP_MAX:
+        told = f"{session.killed_alone} workers that it had to itself were killed at step "
+        return "failed", "agent_crashed", f"{told}{session.killed_at_step}"
     if session.restarts > limits.max_restarts:
         return "failed", code, f"{session.restarts} of its workers died of it"
     if session.bystander_deaths >= limits.worker_deaths_max:
@@ -197,9 +204,7 @@ def _placements(state: SchedulerState, limits: Limits, rule: Rule) -> Iterator[P
     room = _room(state, limits)
     waiting = suspects + state.first(False, min(free, PLACEMENTS_PER_DECISION_MAX), room)
     queue = tuple(
-        Waiting(session.session_id, session.alone, bool(session.services))
-        for session in waiting
-        if session.session_id not in state.review  # it is about to end
+        Waiting(session.session_id, session.alone, bool(session.services)) for session in waiting
     )
     if not queue:
         return

@@ -179,6 +179,9 @@ def _fenced(state: SchedulerState, event: WorkerFenced, sequence: int) -> None:
             step = fact.culprit.step
             if not fact.culprit.suspect_only:
                 session.deaths[step] = session.deaths.get(step, 0) + 1
+            elif session.alone:
+                session.killed_alone = 1 + session.killed_alone * (step == session.killed_at_step)
+                session.killed_at_step = step
             session.death_reason = fact.reason
             session.restarts += 1
             session.alone = True
@@ -221,8 +224,18 @@ def _named(state: SchedulerState, worker: Worker, told: HeartbeatCircumstance, a
         for session_id, attempt in zip(told.sessions, told.attempts, strict=True)
         if session_id in worker.sessions and state.sessions[session_id].attempt == attempt
     }
-    for session_id in named & worker.absent.keys():
+    for session_id in named & worker.absent.keys() | _not_yet_read(state, worker, told):
         del worker.absent[session_id]
     for session_id in sorted(worker.sessions - named - worker.absent.keys()):
         if state.sessions[session_id].status == "placed":
             worker.absent[session_id] = Absence(at_s, worker.rounds)
+
+
+def _not_yet_read(state: SchedulerState, worker: Worker, told: HeartbeatCircumstance) -> set[UUID]:
+    """The absent sessions whose placements a worker has yet to read, as long as it gets on: a
+    thousand placements take their time. Where it stands still their absence counts."""
+    read = told.placements_read
+    if read is None or read == worker.placements_read:
+        return set()
+    worker.placements_read = read
+    return {one for one in worker.absent if state.sessions[one].placed_sequence > read}

@@ -1,8 +1,9 @@
 """The scheduler's loop: receive, decide, publish, acknowledge.
 
-Four loops share one state on one event loop, and none awaits in the middle of a change:
+Five loops share one state on one event loop, and none awaits in the middle of a change:
 `_follow` takes events from the stream in its order, `_act` decides what is due and publishes it,
-`_refill` takes waiting requests from the log, and heartbeats come in beside them. The state follows
+`_refill` takes waiting requests from the log, heartbeats come in beside them, and `_hear_out` says
+until when there were none but those. The state follows
 from what the stream shows, never from what was published: a scheduler that takes over sees the
 same. Whatever cannot be mended here ends the process, and the next one starts from log and stream.
 """
@@ -10,13 +11,15 @@ same. Whatever cannot be mended here ends the process, and the next one starts f
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from uuid import UUID
 
-from dsec.platform.bus import Bus, BusUnavailable, Consumer, Message
+from dsec.platform.bus import Bus, BusError, BusUnavailable, Consumer, Message
+from dsec.platform.bus.retry import AWAY
 from dsec.platform.cancellation import cancelled
 from dsec.platform.log import Position
 from dsec.platform.telemetry import OFF, Telemetry, metrics
@@ -53,6 +56,7 @@ FETCH_WAIT_S = 0.5
 ACK_WAIT_S = 30.0
 TICK_PERIOD_S = 0.1
 REFILL_PERIOD_S = 0.2
+HEARD_PERIOD_S = 0.25
 REFILL_REQUESTS_MAX = 500
 PUBLISHES_IN_FLIGHT_MAX = 128
 ENDS_IN_FLIGHT_MAX = 16
@@ -126,6 +130,7 @@ class Scheduler:
         Raises:
             LeadershipLost, DeliveryLost, BusError: this process cannot go on; another one can.
         """
+        self.state.heard_until_s = self._monotonic()
         await self._bus.listen(HEARTBEATS, self._on_heartbeat)
         before = {state.name: state.floor for state in await self._bus.consumers()}
         self._traces.follow(before.get(CONSUMER))
@@ -136,6 +141,7 @@ class Scheduler:
             self._group = group
             loops = [
                 group.create_task(self._follow(consumer, target)),
+                group.create_task(self._hear_out()),
                 group.create_task(self._act()),
                 group.create_task(self._refill()),
             ]
@@ -280,6 +286,17 @@ class Scheduler:
         if heartbeat is not None:
             hear(self.state, heartbeat, self._monotonic())
             self._wake.set()
+
+    async def _hear_out(self) -> None:
+        """Know until when heartbeats were heard: they may lie in the server's buffers or in ours
+        while this process, or the machine, is busy."""
+        while not cancelled():
+            asked_s = self._monotonic()
+            with contextlib.suppress(*AWAY, BusError):
+                await self._bus.stream_state()  # its answer comes behind what was there before it
+                await asyncio.sleep(0)  # which is heard in a task of its own
+                self.state.heard_until_s = asked_s
+            await asyncio.sleep(HEARD_PERIOD_S)
 
     # -- decide and publish --------------------------------------------------------------------
 

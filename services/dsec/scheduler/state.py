@@ -15,6 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from math import inf
 from typing import Generic, Literal, TypeVar
 from uuid import UUID
 
@@ -58,6 +59,9 @@ class Session:
     """The outside services that its reward function asks."""
     deaths: dict[int, int] = field(default_factory=dict)
     """Deaths of workers that it caused, by step."""
+    killed_at_step: int | None = None
+    killed_alone: int = 0
+    """How often in a row, at this step, SIGKILL ended a worker that it had to itself."""
     death_reason: DeathReason | None = None
     restarts: int = 0
     bystander_deaths: int = 0
@@ -114,6 +118,8 @@ class Worker:
     """Of these, those that ask outside services."""
     rounds: float = 0.0
     """How often it has named all of its sessions, by the parts that each beat has room for."""
+    placements_read: int | None = None
+    """The position up to which it has read placements, as it says. None: it does not say."""
     absent: dict[UUID, Absence] = field(default_factory=dict)
     """Those it has by the stream and has not named since, the longest first."""
     fence_in_flight: bool = False
@@ -167,6 +173,8 @@ class SchedulerState:
         self.listening_since_s = listening_since_s
         self.followed_until_s = listening_since_s
         """All that the stream had by then is in here; on the clock of the heartbeats."""
+        self.heard_until_s = inf
+        """All heartbeats that the server had by then were heard."""
         self.review: set[UUID] = set()
         """Queued sessions that may have to end instead of being placed."""
         self.queued = 0
@@ -198,8 +206,8 @@ class SchedulerState:
     def first(
         self, alone: bool, count: int, room: Mapping[str, int] | None = None
     ) -> list[Session]:
-        """The first `count` waiting sessions. The queues stay as they are, but for entries that no
-        longer wait, which are dropped here.
+        """The first `count` waiting sessions, without those in review. The queues stay as they are,
+        but for entries that no longer wait, which are dropped here.
 
         Args:
             room: how many more sessions may ask a service; one that is not named has no bound.
@@ -218,9 +226,10 @@ class SchedulerState:
             heapq.heappop(queue)
             session = self.sessions.get(entry[2])
             if session is not None and _queue_of(session) == key and _waits(session, found):
-                found[entry[2]] = session
                 kept.append((key, entry))
-                left.update((name, left[name] - 1) for name in key or () if name in left)
+                if entry[2] not in self.review:
+                    found[entry[2]] = session
+                    left.update((name, left[name] - 1) for name in key or () if name in left)
             if queue:
                 heapq.heapreplace(heads, (queue[0], key))
             else:

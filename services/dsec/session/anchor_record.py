@@ -9,6 +9,7 @@ from uuid import UUID
 
 from dsec.session.anchors import FOLD_VERSION, NotCaptured, Taken
 from dsec.session.log_row import Row, circumstance_map, fact_bytes, fact_map
+from dsec.session.raised import is_ours, told_in_a_line
 from dsec_contracts.anchor import AnchorCapturedFact
 
 
@@ -40,8 +41,14 @@ def frozen(taken: Taken) -> Frozen:
     """Capture the state of an anchor that is being taken."""
     try:
         return Frozen(taken, taken.freeze(), "")
-    except NotCaptured as error:
-        return Frozen(taken, b"", str(error))
+    except MemoryError:
+        raise
+    except BaseException as error:
+        if not is_ours(error):
+            return Frozen(taken, b"", told_in_a_line(error))
+        if isinstance(error, NotCaptured):
+            return Frozen(taken, b"", str(error))
+        raise
 
 
 def captured_fact(session_id: UUID, taken: Taken) -> AnchorCapturedFact:

@@ -13,9 +13,10 @@ from typing import Any
 import lz4.frame
 
 from dsec.session.adapters.gymnasium import GymnasiumAdapter
-from dsec.session.anchors import FOLD_VERSION, Anchoring, aside, last_state_hash, restorer, told_of
+from dsec.session.anchors import FOLD_VERSION, Anchoring, aside, last_state_hash, restorer
 from dsec.session.io import Call, Called, Stepped
 from dsec.session.machine import SessionMachine
+from dsec.session.raised import is_ours, told_in_a_line
 from dsec.session.tools import Answers
 from dsec_contracts.anchor import ANCHOR_STATE_BYTES_MAX
 from dsec_contracts.canonical import decode
@@ -64,10 +65,12 @@ def _restore(
         machine._chance.set_state(told["chance"])
         machine._anchors = machine._anchors or Anchoring(machine._program.agent.anchors)
         machine._anchors.last_id = anchor_id
-    except (MemoryError, NotRestorable):
+    except MemoryError:
         raise
     except BaseException as error:
-        raise NotRestorable(told_of(error)) from error
+        if is_ours(error) and isinstance(error, NotRestorable):
+            raise
+        raise NotRestorable(told_in_a_line(error)) from error
     finally:
         machine._interposition.exit(machine._chance)
 

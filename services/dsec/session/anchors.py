@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +29,7 @@ from dsec.session import chance as chances
 from dsec.session.adapters.gymnasium import EnvError, GymnasiumAdapter
 from dsec.session.chance import Chance
 from dsec.session.documents import Anchors
+from dsec.session.raised import is_ours, told_in_a_line
 from dsec.session.seeds import derive
 from dsec.session.state_anchor import WHOLE, StateAnchor
 from dsec_contracts.anchor import ANCHOR_BLOB_BYTES_MAX, ANCHOR_STATE_BYTES_MAX
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 FOLD_VERSION = 1
 """Of what a blob holds. A blob of another version is not restored, and its session re-executed."""
 PICKLE_PROTOCOL = 5
-TOLD_CHARS_MAX = 500
 _STATE_HASH, _RESET = STEP_FIELDS.index("state_hash"), STEP_FIELDS.index("reset")
 
 
@@ -161,11 +160,6 @@ def _covered(state: Any) -> bytes | None:
         return None
 
 
-def told_of(error: BaseException) -> str:
-    """What user code raised, for people. It may not even have a text."""
-    return "".join(traceback.format_exception_only(error)).strip()[:TOLD_CHARS_MAX]
-
-
 def _frozen(machine: SessionMachine, name: str, agent: Any, is_whole: bool, proven: bool) -> bytes:
     """The blob of a machine that has just taken a step.
 
@@ -209,10 +203,11 @@ def _prove(objects: bytes, memory: dict[str, Any], hashed: bytes) -> None:
         GymnasiumAdapter.resumed(pickle.loads(objects)[0], memory, hashed)
     except MemoryError:
         raise
-    except EnvError as error:
-        raise NotCaptured(str(error)) from error
     except BaseException as error:
-        raise NotCaptured(f"what was pickled cannot be loaded: {told_of(error)}") from error
+        if is_ours(error) and isinstance(error, EnvError):
+            raise NotCaptured(str(error)) from error
+        why = told_in_a_line(error)
+        raise NotCaptured(f"what was pickled cannot be loaded: {why}") from error
 
 
 def _whose(machine: SessionMachine, agent: Any, error: BaseException) -> str:
@@ -222,8 +217,8 @@ def _whose(machine: SessionMachine, agent: Any, error: BaseException) -> str:
         except MemoryError:
             raise
         except BaseException as own:  # noqa: BLE001 - told, and the other is raised
-            return f"the {whose} cannot be pickled: {told_of(own)}"
-    return f"the state cannot be pickled: {told_of(error)}"
+            return f"the {whose} cannot be pickled: {told_in_a_line(own)}"
+    return f"the state cannot be pickled: {told_in_a_line(error)}"
 
 
 @contextmanager

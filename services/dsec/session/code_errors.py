@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Literal
 
+from dsec.session.raised import is_ours, told_in_a_line
+
 TRACEBACK_CHARS_MAX: Final = 16_000
 _OURS: Final = ("<frozen importlib", "<frozen runpy")
 
@@ -32,9 +34,9 @@ def telling(field: str, shipped: str | None) -> Iterator[None]:
     """Turn whatever user code raises into a `CodeError`, ``SystemExit`` and the like included."""
     try:
         yield
-    except CodeError:
-        raise
-    except BaseException as error:  # noqa: BLE001 - user code must not be able to end the worker
+    except BaseException as error:  # user code must not be able to end the worker
+        if is_ours(error) and isinstance(error, CodeError):
+            raise
         raise _import_failed(field, error, shipped) from None
 
 
@@ -43,13 +45,20 @@ def _import_failed(field: str, error: BaseException, shipped: str | None) -> Cod
 
     Without ``shipped`` the code is an installed module, and all frames but the machinery's stay.
     """
-    told = traceback.TracebackException.from_exception(error)
-    _cut(told, shipped)
-    text = "".join(told.format())
+    text = _text(error, shipped)
     if len(text) > TRACEBACK_CHARS_MAX:
         half = TRACEBACK_CHARS_MAX // 2
         text = f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
     return CodeError("import_failed", field, text)
+
+
+def _text(error: BaseException, shipped: str | None) -> str:
+    try:
+        told = traceback.TracebackException.from_exception(error)
+        _cut(told, shipped)
+        return "".join(told.format())
+    except BaseException:  # noqa: BLE001 - its notes and its causes may be user code too
+        return told_in_a_line(error)
 
 
 def _cut(told: traceback.TracebackException, shipped: str | None) -> None:

@@ -17,7 +17,6 @@ will be none); `awaiting` says so. User code that raises ends its session and no
 from __future__ import annotations
 
 import copy
-import traceback
 from collections.abc import Callable
 from struct import Struct
 from typing import Any, Literal, Protocol, cast
@@ -48,6 +47,7 @@ from dsec.session.io import (
     step_cause,
 )
 from dsec.session.program import Program
+from dsec.session.raised import MESSAGE_CHARS_MAX, is_ours, told, told_in_a_line, type_name
 from dsec.session.seeds import derive
 from dsec.session.state_anchor import WHOLE, state_anchor_of
 from dsec.session.tools import Answers, CallsInvalid, CallsTooLarge, calls_of, result_of
@@ -60,7 +60,6 @@ OWN_CODES = frozenset(
 """The codes of failures that the machine itself finds, and finds again when it is re-executed.
 Beside these only a fatal notice about a reward fails a session from within."""
 
-MESSAGE_CHARS_MAX = 8_000
 ROW_BYTES_MAX = 400_000
 """Action, info and extras of one step; observations may be larger, they travel as references."""
 
@@ -318,17 +317,14 @@ class SessionMachine:
             except MemoryError:
                 raise
             except BaseException as error:  # noqa: BLE001 - user code, after the session's end
-                self._info = {"close": _told(error)}
+                self._info = {"close": told(error)}
             finally:
                 self._interposition.exit(self._chance)
 
     # -- inside --------------------------------------------------------------------------------
 
     def _start(self) -> Started:
-        try:
-            self._env = self._user("env_raised", self._program.make_env)
-        except EnvError as error:
-            raise _Stop(error.code, str(error)) from error
+        self._env = self._user("env_raised", self._program.make_env)
         observation, info = self._reset(0)
         self._user("agent_raised", self._make_agent)
         encoded = self._encode_observation(observation)
@@ -371,10 +367,7 @@ class SessionMachine:
 
     def _reset(self, episode: int) -> tuple[Any, dict[str, Any]]:
         seed = derive(self.config.seed, "env", episode)
-        try:
-            return self._user("env_raised", self._env.deterministic_reset, seed)  # type: ignore[no-any-return]
-        except EnvError as error:
-            raise _Stop(error.code, str(error)) from error
+        return self._user("env_raised", self._env.deterministic_reset, seed)  # type: ignore[no-any-return]
 
     def _reset_fact(self, observation: bytes, info: dict[str, Any], room_bytes: int) -> bytes:
         info_bytes = self._encode_info(info)
@@ -397,10 +390,10 @@ class SessionMachine:
         """Call user code; whatever it raises becomes the session's end."""
         try:
             return call(*args)
-        except (MemoryError, EnvError):
+        except MemoryError:
             raise
         except BaseException as error:
-            raise _Stop(code, _told(error)) from error
+            raise _stop(code, error) from error
 
     def _decide(self) -> Any:
         """The agent's dict for the current observation."""
@@ -414,15 +407,15 @@ class SessionMachine:
             decision = self._agent.step(self._observation)
             if self._program.is_async:
                 decision = _drive(decision)
-        except (MemoryError, _Stop):
+        except MemoryError:
             raise
         except BaseException as error:
-            raise _Stop("agent_raised", _told(error)) from error
+            raise _stop("agent_raised", error) from error
         return decision
 
     def _checked(self, decision: Any) -> tuple[Any, bytes]:
         """What the environment is given, and the canonical extras."""
-        if type(decision) is not dict and isinstance(decision, dict):
+        if type(decision) is not dict and _is_dict(decision):
             decision = dict(decision)
         if type(decision) is not dict or "action" not in decision:
             raise _Stop(
@@ -466,7 +459,7 @@ class SessionMachine:
 
     def _act_or_call(self, decision: Any) -> Stepped | Called:
         """A step, a turn of tool calls, or a step together with one."""
-        if not isinstance(decision, dict):
+        if not _is_dict(decision):
             return self._act(decision)  # which says what is wrong with it
         step, turn = self._step, self._turn
         try:
@@ -474,11 +467,8 @@ class SessionMachine:
             calls = calls_of(decision, step, turn, self._tools or ())
         except MemoryError:
             raise
-        except CallsInvalid as error:
-            code = "too_large" if isinstance(error, CallsTooLarge) else "agent_invalid"
-            raise _Stop(code, str(error)) from error
         except BaseException as error:  # no mapping, or one of the user's own class
-            raise _Stop("agent_invalid", _told(error)) from error
+            raise _stop("agent_invalid", error) from error
         decision.pop("tool_calls", None)
         if not calls:
             return self._act(decision)
@@ -530,10 +520,10 @@ class SessionMachine:
     def _act(self, decision: Any) -> Stepped:
         try:
             action, extras = self._checked(decision)
-        except (MemoryError, _Stop):
+        except MemoryError:
             raise
         except BaseException as error:  # a subclass of dict, a value that has no truth
-            raise _Stop("agent_invalid", _told(error)) from error
+            raise _stop("agent_invalid", error) from error
         if type(action) is int and 0 <= action < 24:
             action_bytes = bytes((action,))
         else:
@@ -543,7 +533,7 @@ class SessionMachine:
         except MemoryError:
             raise
         except BaseException as error:
-            raise _Stop("env_raised", _told(error)) from error
+            raise _stop("env_raised", error) from error
         try:
             observation, env_reward, terminated, truncated, info = result
             env_reward = float(env_reward)
@@ -677,7 +667,7 @@ class SessionMachine:
         except MemoryError:
             raise
         except BaseException as error:
-            raise _Stop("agent_raised", _told(error)) from error
+            raise _stop("agent_raised", error) from error
 
     def _tell_missing(self, given: Input) -> None:
         if given.fatal:
@@ -728,14 +718,14 @@ class SessionMachine:
         return _encoded("env_invalid", "the observation", observation)
 
     def _encode_info(self, info: Any) -> bytes:
-        if not isinstance(info, dict):
+        if not _is_dict(info):
             raise _Stop("env_invalid", f"info must be a dict, not {_short(info)}")
         info = self._plain_info(info)
         return _encoded("env_invalid", "the info", info) if info else _EMPTY_MAP
 
     def _plain_info(self, info: Any) -> Any:
         """A subclass of dict is user code, at every question that it is asked."""
-        if type(info) is not dict and isinstance(info, dict):
+        if type(info) is not dict and _is_dict(info):
             return self._user("env_invalid", dict, info)
         return info
 
@@ -744,10 +734,27 @@ class SessionMachine:
             return self._env.state_hash()
         except MemoryError:
             raise
-        except StateError as error:
-            raise _Stop("env_invalid", str(error)) from error
         except BaseException as error:
-            raise _Stop("env_raised", _told(error)) from error
+            raise _stop("env_raised", error) from error
+
+
+def _stop(code: str, error: BaseException) -> _Stop:
+    """The end that an error makes of a session: `code`, unless it is one of ours that has its own.
+    What user code raises is user code's, whatever its class."""
+    if not is_ours(error):
+        return _Stop(code, told(error))
+    match error:
+        case _Stop():
+            return error
+        case EnvError():
+            return _Stop(error.code, str(error))
+        case StateError():
+            return _Stop("env_invalid", str(error))
+        case CallsTooLarge():
+            return _Stop("too_large", str(error))
+        case CallsInvalid():
+            return _Stop("agent_invalid", str(error))
+    return _Stop(code, told(error))
 
 
 def _encoded(code: str, what: str, value: Any) -> bytes:
@@ -756,17 +763,16 @@ def _encoded(code: str, what: str, value: Any) -> bytes:
         return encode(value)
     except MemoryError:
         raise
-    except CanonicalError as error:
-        raise _Stop(code, f"{what} cannot be recorded: {error}") from error
     except BaseException as error:  # a mapping of the user's own class is user code
-        raise _Stop(code, _told(error)) from error
+        if is_ours(error) and isinstance(error, CanonicalError):
+            raise _Stop(code, f"{what} cannot be recorded: {error}") from error
+        raise _stop(code, error) from error
 
 
 def _no_five(result: Any, error: BaseException) -> str:
-    told = "".join(traceback.format_exception_only(error)).strip()
     return (
         "step must return (observation, reward, terminated, truncated, info), with a number and "
-        f"two truth values; it returned {_short(result)}: {told}"
+        f"two truth values; it returned {_short(result)}: {told_in_a_line(error)}"
     )
 
 
@@ -780,15 +786,14 @@ def _drive(coroutine: Any) -> Any:
     raise _Stop("agent_invalid", "step() awaited something other than the session's own calls")
 
 
-def _told(error: BaseException) -> str:
-    """The error and its traceback, for people."""
-    lines = traceback.format_exception(error, limit=-12)
-    return "".join(lines)[-MESSAGE_CHARS_MAX:]
-
-
 def _short(value: Any) -> str:
     if type(value) in (str, int, float, type(None)):
         return repr(value)[:80]
     if type(value) is tuple:
         return f"a tuple of {len(value)}"
-    return type(value).__name__[:80]
+    return type_name(value)
+
+
+def _is_dict(value: Any) -> bool:
+    """As `isinstance`, which asks the value itself what it is, and that is user code."""
+    return issubclass(type(value), dict)

@@ -13,7 +13,7 @@ from typing import Any
 
 from dsec.session.adapters.gymnasium import EnvError, GymnasiumAdapter, env_factory
 from dsec.session.code import CodeNamespace
-from dsec.session.code_errors import CodeError
+from dsec.session.code_errors import CodeError, telling
 from dsec.session.documents import AgentDocument, EnvDocument, SpecError, unseal
 from dsec.session.io import SessionConfig
 from dsec_contracts.session import RequestFact
@@ -69,9 +69,12 @@ def load_program(
     )
     try:
         agent_class = agent_code.load(agent.entry)
+        with telling("entry", agent_code.name):  # a class may make its attributes when asked
+            step = getattr(agent_class, "step", None)
+            has_step, is_async = callable(step), inspect.iscoroutinefunction(step)
     except CodeError as error:
         raise ProgramError("agent_load_failed", "agent_spec.entry", str(error)) from error
-    if not callable(getattr(agent_class, "step", None)):
+    if not has_step:
         raise ProgramError("agent_load_failed", "agent_spec.entry", f"{agent.entry} has no step()")
     try:
         make_env = env_factory(env.entry, env.kwargs, env_code)
@@ -84,7 +87,7 @@ def load_program(
         env,
         agent_class,
         make_env,
-        inspect.iscoroutinefunction(agent_class.step),
+        is_async,
         (agent_code, env_code),
     )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,11 +19,11 @@ from referencing import Registry
 from dsec.session.code import CodeNamespace
 from dsec.session.code_errors import CodeError
 from dsec.session.documents import SpecError, ToolDocument, unseal
+from dsec.session.raised import is_ours, told
 from dsec.tool.frames import Failure, Order, Outcome, Refused
 from dsec_contracts.canonical import CanonicalError, encode
 
 MESSAGE_CHARS_MAX = 4_000
-FRAMES_MAX = 12
 KEY_ARGUMENT = "idempotency_key"
 """A Python tool that has a parameter of this name is given the key of the call in it."""
 
@@ -46,9 +45,9 @@ class Tool:
         try:
             arguments = self._arguments(order.arguments)
             return self._output(self._function(arguments, order.key))
-        except Refused as refused:
-            return refused.failure
         except BaseException as error:  # noqa: BLE001 - user code, `sys.exit` included
+            if is_ours(error) and isinstance(error, Refused):
+                return error.failure
             return Failure("tool_raised", _told(error), _retryable(error))
 
     def _arguments(self, text: str) -> dict[str, Any]:
@@ -67,6 +66,8 @@ class Tool:
         try:
             content = encode(value)
         except CanonicalError as error:
+            if not is_ours(error):
+                raise
             why = f"what the tool returned cannot be recorded: {error}"
             raise Refused(Failure("result_invalid", why[:MESSAGE_CHARS_MAX])) from error
         most = self._document.output_bytes_max
@@ -96,7 +97,7 @@ def _python(function: Any) -> Function:
     """A Python function, plain or `async def`, called with the arguments by name."""
     try:
         wants_key = KEY_ARGUMENT in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # no function, which its call will say, or one without names
+    except Exception:  # noqa: BLE001 - no function, which its call will say, or one without names
         wants_key = False
 
     def call(arguments: dict[str, Any], key: str) -> Any:
@@ -118,9 +119,11 @@ def _invalid(message: str) -> Failure:
 
 def _retryable(error: BaseException) -> bool:
     """Whether the tool's own error says that another call might do better."""
-    return getattr(error, "retryable", False) is True
+    try:
+        return getattr(error, "retryable", False) is True
+    except BaseException:  # noqa: BLE001 - an attribute may be user code
+        return False
 
 
 def _told(error: BaseException) -> str:
-    text = "".join(traceback.format_exception(error, limit=-FRAMES_MAX))
-    return text[-MESSAGE_CHARS_MAX:].encode("utf-8", "backslashreplace").decode()
+    return told(error, MESSAGE_CHARS_MAX).encode("utf-8", "backslashreplace").decode()

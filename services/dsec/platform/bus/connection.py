@@ -16,6 +16,7 @@ from nats.js import api
 
 from dsec.platform.bus import consumer as consumers
 from dsec.platform.bus.bucket import Bucket
+from dsec.platform.bus.client import BusClient
 from dsec.platform.bus.consumer import ACK_WAIT_S, Consumer, ConsumerState
 from dsec.platform.bus.errors import BusUnavailable
 from dsec.platform.bus.lease import Lease
@@ -56,7 +57,7 @@ class Bus(Publisher):
             async with asyncio.timeout(CONNECTING.wait_s_max):
                 async for attempt in CONNECTING.attempts():
                     with attempt:
-                        nc = GuardedClient()
+                        nc = BusClient()
                         await nc.connect(
                             urls,
                             name=name,

@@ -12,6 +12,7 @@ from dsec.session.adapters.state import StateProbe
 from dsec.session.adapters.state_memory import Memory, memory_of, recall
 from dsec.session.chain import digest16
 from dsec.session.code import CodeNamespace
+from dsec.session.code_errors import telling
 
 
 class EnvError(Exception):
@@ -134,12 +135,16 @@ def env_factory(
     """
     scheme, _, name = entry.partition(":")
     if scheme == "gymnasium":
-        try:
-            spec = gymnasium.spec(name)
-        except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        spec, why = None, ""
+        with telling("entry", None):  # `module:ID` imports the module
+            try:
+                spec = gymnasium.spec(name)
+            except (gymnasium.error.Error, ModuleNotFoundError) as error:
+                why = str(error)
+        if spec is None:
             raise EnvError(
-                "unknown_environment", f"env_spec.entry: {entry!r} is not registered: {error}"
-            ) from error
+                "unknown_environment", f"env_spec.entry: {entry!r} is not registered: {why}"
+            )
         return lambda: GymnasiumAdapter(
             gymnasium.make(
                 copy.deepcopy(spec), disable_env_checker=True, **copy.deepcopy(dict(kwargs))
