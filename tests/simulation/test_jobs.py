@@ -23,9 +23,12 @@ def run() -> Iterator[psutil.Popen]:
     """A run that would take very long, with both of its processes."""
     command = [sys.executable, "-m", "tests.simulation", "--seeds", "100000", "--jobs", "2"]
     running = psutil.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    begun: list[psutil.Process] = []
+    running.begun = begun
     yield running
-    if running.is_running():
-        running.kill()
+    for process in (running, *begun):
+        if process.is_running():
+            process.kill()
     running.wait()
 
 
@@ -40,6 +43,7 @@ def at_work(run: psutil.Popen) -> list[psutil.Process]:
     while time.monotonic() < until:
         found = workers(run)
         if len(found) == 2 and all(sum(one.cpu_times()[:2]) > 3 for one in found):
+            run.begun.extend(found)
             return found
         time.sleep(0.1)
     raise AssertionError("it does not start")
