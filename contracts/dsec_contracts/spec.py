@@ -36,7 +36,9 @@ class SpecCircumstance(Part):
     """For people, and for those who must not look into a spec."""
 
     name: ShortText = ""
-    services: Annotated[list[ShortText], Field(max_length=64)] = Field(default_factory=list)
+    services: Annotated[list[ShortText], Field(max_length=64)] = Field(
+        default_factory=list, exclude_if=lambda services: not services
+    )
     """The outside services that a reward function asks."""
 
 
