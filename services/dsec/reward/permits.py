@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from dsec.platform.bus import Bucket, BusUnavailable
+from dsec.platform.cancellation import cancelled
 from dsec.reward.budget import Ledger, close, is_usable, reserve
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class Permits:
     async def take(self) -> None:
         """Wait until one request may be sent: now."""
         late = False
-        while True:
+        while not cancelled():
             turn: asyncio.Future[float] = asyncio.get_running_loop().create_future()
             if late:
                 self._waiters.appendleft(turn)
@@ -71,10 +72,11 @@ class Permits:
             if is_usable(instant, self._clock()):
                 return
             late = True  # this process was held up; what it could not use is gone
+        raise asyncio.CancelledError
 
     async def leave_alone(self, for_s: float) -> None:
         """The service asked for it: nobody sends anything for so long."""
-        while True:
+        while not cancelled():
             ledger, revision = await self._ledger()
             if await self._write(close(ledger, self._clock(), for_s), revision):
                 return
@@ -86,7 +88,7 @@ class Permits:
             self._pump.cancel()
 
     async def _reserve(self) -> None:
-        while self._wanted():
+        while self._wanted() and not cancelled():
             try:
                 await self._reserve_some()
             except BusUnavailable as error:
