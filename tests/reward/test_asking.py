@@ -306,7 +306,15 @@ async def test_rewards_are_deferred_while_a_service_is_slow(rig: Rig, stock: Htt
         await asyncio.sleep(delay_s)
         if asked.path == "/batch":
             wanted = json.loads(asked.body)["requests"]
-            return Answer(body={"responses": [{"status": 200, "json": {"left": 7}}] * len(wanted)})
+            good = {"status": 200, "json": {"left": 7}}
+            # One of the first batch is refused, and asked for again: alone.
+            again = len(wanted) == 8 and len(stock.asked) <= 9
+            return Answer(
+                body={
+                    "responses": [good] * (len(wanted) - 1)
+                    + [{"status": 503, "json": None} if again else good]
+                }
+            )
         return Answer(body={"left": 7})
 
     rig.know(ASKS)
@@ -328,7 +336,8 @@ async def test_rewards_are_deferred_while_a_service_is_slow(rig: Rig, stock: Htt
         bytes([n]) * 16 for n in range(8)
     }
     await rig.settled()
-    assert [a.path for a in stock.asked[singles:]] == ["/batch"]
+    assert [a.path for a in stock.asked[singles:]] == ["/batch", "/batch"]
+    assert [len(json.loads(a.body)["requests"]) for a in stock.asked[singles:]] == [8, 1]
     rewards = await rig.messages("reward.scored", 2)
     late = [m for m in rewards if isinstance(e := m.event(), RewardScored) and e.row.step[0] == 1]
     assert late

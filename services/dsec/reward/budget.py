@@ -24,8 +24,7 @@ WINDOW_S: Final = 10.0
 OVER_MAX: Final = 1.05
 VALID_S: Final = 0.4
 """How late an instant may be used. The more, the less is lost where a process is held up; with
-this and a budget of ten a second or more, a hundredth is left for requests that travel unequally
-long."""
+this a hundredth of the window is left for requests that travel unequally long."""
 AHEAD_S: Final = 0.5
 """How far in the future instants are taken."""
 BATCH_S: Final = 0.25

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 
-from dsec.platform.log import LogReader
+from dsec.platform.log import LogBehind, LogReader, LogUnavailable
 from dsec.platform.specs import Absent, Patience
 from dsec.session.log_row import LogRow, fact_map
 from dsec_contracts.service import ServiceFact
+
+log = logging.getLogger(__name__)
 
 KEPT_S = 2.0
 """A declaration that was changed holds after this long."""
@@ -33,6 +37,7 @@ class Declarations:
         self._clock = clock
         self._known: Mapping[str, ServiceFact] = {}
         self._read_at = float("-inf")
+        self._reading = asyncio.Lock()
 
     async def get(self, name: str, position: int) -> ServiceFact:
         """The declaration that holds.
@@ -45,18 +50,33 @@ class Declarations:
             Gone: there is none.
             LogBehind, LogUnavailable: nobody can say, and none was known before.
         """
-        if name in self._known and self._clock() - self._read_at < KEPT_S:
+        if self._is_fresh(name):
             return self._known[name]
+        async with self._reading:  # one asks for all
+            if not self._is_fresh(name):
+                await self._read(name, position)
+        return self._known[name]
+
+    def _is_fresh(self, name: str) -> bool:
+        return name in self._known and self._clock() - self._read_at < KEPT_S
+
+    async def _read(self, name: str, position: int) -> None:
+        if name in self._known:
+            # It was declared before: a log that is away takes nothing back.
+            try:
+                self._known = {**self._known, **await self._source(0)}
+            except (LogBehind, LogUnavailable) as error:
+                log.warning("services are asked as they were declared before: %s", error)
+            self._read_at = self._clock()
+            return
         with self._patience.looking_for(f"service {name}"):
-            # One that is known was declared before; only one that is not has to be waited for.
-            self._known = await self._source(0 if name in self._known else position)
+            self._known = await self._source(position)
             self._read_at = self._clock()
             if name not in self._known:
                 raise NotDeclared(
                     f"service {name!r} is not declared: write it into services.yaml, and "
                     "`dsec services declare services.yaml`"
                 )
-        return self._known[name]
 
 
 def declaration_source(log: LogReader, behind_wait_s: float) -> DeclarationSource:

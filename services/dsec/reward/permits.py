@@ -88,7 +88,7 @@ class Permits:
             self._pump.cancel()
 
     async def _reserve(self) -> None:
-        while self._wanted():
+        while self._wanted() and not cancelled():
             try:
                 await self._reserve_some()
             except BusUnavailable as error:

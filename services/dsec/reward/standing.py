@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from dsec.platform.bus import Bucket, BusUnavailable
+from dsec.platform.cancellation import cancelled
 from dsec.reward.switch import Mode, Report, Standing, decide
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class SharedStanding:
             self._task.cancel()
 
     async def _reporting(self) -> None:
-        while (report := self._report()) is not None:
+        while (report := self._report()) is not None and not cancelled():
             try:
                 await self._share(report)
             except BusUnavailable as error:
