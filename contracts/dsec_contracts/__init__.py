@@ -6,7 +6,13 @@ from dsec_contracts.catalog import BY_TYPE, EVENTS, UnknownEvent, parse
 from dsec_contracts.envelope import Envelope, EnvelopeError, Event
 from dsec_contracts.evaluation import PolicySanityChecked
 from dsec_contracts.keys import SYSTEM_SESSION, session_time
-from dsec_contracts.reward import RewardDeferred, RewardMissing, RewardScored
+from dsec_contracts.reward import (
+    RewardDeferred,
+    RewardMissing,
+    RewardRescored,
+    RewardRescoreRequested,
+    RewardScored,
+)
 from dsec_contracts.service import ServiceDeclared
 from dsec_contracts.session import (
     SessionCancelRequested,
@@ -38,6 +44,8 @@ __all__ = [
     "PolicySanityChecked",
     "RewardDeferred",
     "RewardMissing",
+    "RewardRescoreRequested",
+    "RewardRescored",
     "RewardScored",
     "ServiceDeclared",
     "SessionCancelRequested",

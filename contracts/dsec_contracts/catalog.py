@@ -36,6 +36,8 @@ EVENTS: tuple[type[Event], ...] = (
     reward.RewardScored,
     reward.RewardDeferred,
     reward.RewardMissing,
+    reward.RewardRescoreRequested,
+    reward.RewardRescored,
     tool.ToolCalled,
     tool.ToolBegun,
     tool.ToolReturned,

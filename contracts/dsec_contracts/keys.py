@@ -98,6 +98,16 @@ def reward(n: int, revision: int = 1) -> str:
     return f"reward:{n}.{revision}"
 
 
+def rescore_requested(revision: int) -> str:
+    """The key of the request that a session's rewards be scored anew, as this revision."""
+    return f"rescore_requested:{revision}"
+
+
+def rescored(revision: int) -> str:
+    """The key of what came of scoring a session's rewards anew."""
+    return f"rescored:{revision}"
+
+
 def reward_deferred(n: int) -> str:
     """The key of the notice that the reward of step `n` comes later."""
     return f"reward_deferred:{n}"

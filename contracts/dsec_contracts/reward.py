@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from dsec_contracts.columns import VarColumn, check_columns
 from dsec_contracts.envelope import Event, Part, Prose
 from dsec_contracts.keys import SessionId, check_ordinal
+from dsec_contracts.session import Hash, ShortText
 
 REWARD_FIELDS = (
     "step",  # int: the step that is rewarded
@@ -116,3 +117,68 @@ class RewardMissing(Event):
 
     fact: RewardNoticeFact
     circumstance: RewardNoticeCircumstance = RewardNoticeCircumstance()
+
+
+REVISION_MIN = 2
+"""Revision 1 is what the session's agent was given."""
+UNSCORED_MAX = 64
+"""Steps that one `reward.rescored` lists. All of them are counted."""
+
+Revision = Annotated[int, Field(ge=REVISION_MIN), AfterValidator(check_ordinal)]
+
+
+class RescoreFact(Part):
+    """Which session, as which revision, by which function. Of several requests for one revision the
+    first counts."""
+
+    session_id: SessionId
+    revision: Revision
+    reward_fn_hash: Hash
+
+
+class RescoreCircumstance(Part):
+    """Who asked."""
+
+    client: ShortText | None = None
+
+
+class RewardRescoreRequested(Event):
+    """Somebody asks that the rewards of a session that has ended be computed anew, from what is
+    recorded of it. Neither agent nor environment runs, and what the agent was given stays."""
+
+    fact: RescoreFact
+    circumstance: RescoreCircumstance = RescoreCircumstance()
+
+
+class Unscored(Part):
+    """A step that the function gave no reward for."""
+
+    step: Annotated[int, Field(ge=0), AfterValidator(check_ordinal)]
+    code: str
+
+
+class RescoredFact(Part):
+    """What came of it. Steps without a reward of this revision keep that of the one before."""
+
+    session_id: SessionId
+    revision: Revision
+    reward_fn_hash: Hash
+    scored: Annotated[int, Field(ge=0), AfterValidator(check_ordinal)]
+    unscored: Annotated[list[Unscored], Field(max_length=UNSCORED_MAX)]
+    unscored_total: Annotated[int, Field(ge=0), AfterValidator(check_ordinal)]
+    code: str = ""
+    """Why nothing was scored at all: `not_ended`, `no_session`. Empty: it was."""
+
+
+class RescoredCircumstance(Part):
+    """For people."""
+
+    replica: str = ""
+    message: Prose = ""
+
+
+class RewardRescored(Event):
+    """The rewards of a session were computed anew. Its new ones came before, as `reward.scored`."""
+
+    fact: RescoredFact
+    circumstance: RescoredCircumstance = RescoredCircumstance()

@@ -60,9 +60,9 @@ async def _prepare(options: NatsServerOptions) -> None:
     async with connected(options, OPERATOR) as bus:
         await bus.ensure_stream()
         for role in ROLES:
-            if role.durable is not None:
-                only = role.durable.only
-                await bus.consumer(role.durable.name, [only] if only else ["dsec.x", "dsec.y"])
+            for durable in role.durables:
+                only = durable.only
+                await bus.consumer(durable.name, [only] if only else ["dsec.x", "dsec.y"])
 
 
 @asynccontextmanager
@@ -117,7 +117,7 @@ async def test_a_role_publishes_its_own_events_and_no_others(
 
 
 def _fences_and_dead() -> list[str]:
-    dead = [subjects.dead_letter(r.durable.name) for r in ROLES if r.durable is not None]
+    dead = [subjects.dead_letter(durable.name) for r in ROLES for durable in r.durables]
     return [subjects.fence("w1"), *dead]
 
 
@@ -174,11 +174,9 @@ async def test_calls_of_the_stream(server: NatsServerOptions, role: Role) -> Non
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 async def test_a_durable_is_its_owners_alone(server: NatsServerOptions, role: Role) -> None:
     async with connected(server, role.user) as bus:
-        for owner in ROLES:
-            if owner.durable is None:
-                continue
-            own, name = owner is role, owner.durable.name
-            made_for = f".{owner.durable.only}" if owner.durable.only else ""
+        for owner, durable in [(one, durable) for one in ROLES for durable in one.durables]:
+            own, name = owner is role, durable.name
+            made_for = f".{durable.only}" if durable.only else ""
             for call in (
                 f"CONSUMER.CREATE.DSEC.{name}{made_for}",
                 f"CONSUMER.DELETE.DSEC.{name}",
@@ -195,7 +193,7 @@ async def test_a_durable_is_its_owners_alone(server: NatsServerOptions, role: Ro
             assert refused == (not own), (role.name, name)
     async with connected(server, OPERATOR) as bus:
         found = {state.name for state in await bus.consumers()}
-        assert found >= {r.durable.name for r in ROLES if r.durable is not None}
+        assert found >= {durable.name for r in ROLES for durable in r.durables}
 
 
 async def test_a_durable_is_made_for_its_own_subject_alone(server: NatsServerOptions) -> None:

@@ -39,6 +39,7 @@ COMMANDS = {
     "verify": Place("replay", "verify", "Re-execute a session and compare with its log."),
     "diff": Place("replay", "diff", "Find the first difference of two sessions."),
     "compare": Place("compare", "compare", "Compare two agents over paired seeds."),
+    "rescore": Place("rescore", "rescore", "Score ended sessions anew, by another function."),
     "metrics": Place("metrics", "metrics", "Show metrics, computed from the log."),
     "anchors": Place("anchors", "anchors", "Look at captured state, and check it."),
     "tools": Place("tools", "tools", "Look at tools and their calls."),

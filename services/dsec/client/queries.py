@@ -103,7 +103,7 @@ class Queries:
             return set()
         rows = await self.rows(
             f"select session_id from event_log where {_AT} and key = 'ended' and {_BY}",
-            **_at(ids),
+            **at_parameters(ids),
             **_by(as_of),
         )
         return {row.session_id for row in rows}
@@ -135,7 +135,7 @@ class Queries:
         """Summaries in the order of `ids`; sessions the log does not know yet are `unknown`."""
         if not ids:
             return []
-        rows = await self.rows(f"{_SUMMARY} where {_AT}", **_at(ids))
+        rows = await self.rows(f"{_SUMMARY} where {_AT}", **at_parameters(ids))
         found = {row.session_id: _summary(row) for row in rows}
         return [found.get(i) or Summary(i, "unknown", None, 0, None, "", 0) for i in ids]
 
@@ -207,7 +207,7 @@ class Queries:
                 as message
             from event_log where {_AT} and key = 'ended'
             """,
-            **_at(ids),
+            **at_parameters(ids),
         )
         refused = await self.rejections(ids)
         told = {i: message for i, (_, message) in refused.items()}
@@ -225,8 +225,8 @@ def request_event_id(session_id: UUID) -> str:
     return f"{session_id}.requested"
 
 
-def _at(ids: Sequence[UUID]) -> dict[str, Any]:
-    """The parameters of `_AT`: the times keep the other partitions out of the search."""
+def at_parameters(ids: Sequence[UUID]) -> dict[str, Any]:
+    """`ids`, and the `first` and `last` of their times: these keep other partitions out of it."""
     times: list[datetime] = [session_time(i) for i in ids]
     return {"ids": list(ids), "first": min(times), "last": max(times)}
 

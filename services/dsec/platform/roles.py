@@ -72,7 +72,7 @@ class Role:
 
     name: str
     events: tuple[type[Event], ...]
-    durable: Durable | None = None
+    durables: tuple[Durable, ...] = ()
     calls: tuple[str, ...] = (STREAM_INFO,)
     also: tuple[str, ...] = ()
     hears: tuple[str, ...] = ()
@@ -93,19 +93,17 @@ class Role:
         """The subjects that it may publish to, JetStream's own included."""
         allowed = [subjects.every(event.event_name()) for event in self.events]
         calls = list(self.calls)
-        for durable in (self.durable, _ANY_CONSUMER if self.names_consumers else None):
-            if durable is not None:
-                calls += durable.calls()
-                allowed += _acknowledgements(durable.name)
-        if self.durable is not None:
-            allowed.append(subjects.dead_letter(self.durable.name))
+        for durable in (*self.durables, *((_ANY_CONSUMER,) if self.names_consumers else ())):
+            calls += durable.calls()
+            allowed += _acknowledgements(durable.name)
+        allowed += [subjects.dead_letter(durable.name) for durable in self.durables]
         return sorted({*allowed, *self.also, *(f"$JS.API.{call}" for call in calls)})
 
     def must_not_publish(self) -> list[str]:
         """What it may not, though a wildcard above would let it: others' consumers."""
         if not self.names_consumers:
             return []
-        others = [role.durable for role in ROLES if role is not self and role.durable is not None]
+        others = [durable for role in ROLES if role is not self for durable in role.durables]
         calls = {f"$JS.API.{call}" for other in others for call in Durable(other.name).calls()}
         acknowledged = {ack for other in others for ack in _acknowledgements(other.name)}
         return sorted(calls | acknowledged)
@@ -148,7 +146,7 @@ ROLES = (
     Role(
         "recorder",
         events=(),
-        durable=Durable("recorder"),
+        durables=(Durable("recorder"),),
         calls=(
             *(f"STREAM.{verb}.{_STREAM}" for verb in ("CREATE", "INFO", "UPDATE", "PURGE")),
             MESSAGE_GET,
@@ -165,7 +163,7 @@ ROLES = (
             session.SessionEnded,
             worker.WorkerFenced,
         ),
-        durable=Durable("scheduler"),
+        durables=(Durable("scheduler"),),
         calls=(STREAM_INFO, MESSAGE_GET, CONSUMER_LIST),
         also=(f"{subjects.FENCE}.*", *_lease("scheduler")),
         hears=(_HEARTBEATS,),
@@ -187,24 +185,32 @@ ROLES = (
     ),
     Role(
         "reward",
-        events=(reward.RewardScored, reward.RewardDeferred, reward.RewardMissing),
-        durable=Durable("reward", subjects.every(step.SessionStepped.event_name())),
+        events=(
+            reward.RewardScored,
+            reward.RewardDeferred,
+            reward.RewardMissing,
+            reward.RewardRescored,
+        ),
+        durables=(
+            Durable("reward", subjects.every(step.SessionStepped.event_name())),
+            Durable("rescore", subjects.every(reward.RewardRescoreRequested.event_name())),
+        ),
         also=_bucket(SERVICES_BUCKET),
     ),
     Role(
         "tool",
         events=(tool.ToolBegun, tool.ToolReturned, tool.ToolFailed),
-        durable=Durable("tool", subjects.every(tool.ToolCalled.event_name())),
+        durables=(Durable("tool", subjects.every(tool.ToolCalled.event_name())),),
     ),
     Role(
         "anchor-sync",
         events=(anchor.AnchorStored, anchor.AnchorLost),
-        durable=Durable("anchor-sync", subjects.every(anchor.AnchorCaptured.event_name())),
+        durables=(Durable("anchor-sync", subjects.every(anchor.AnchorCaptured.event_name())),),
     ),
     Role(
         "evaluator",
         events=(evaluation.PolicySanityChecked,),
-        durable=Durable("evaluator", subjects.every(session.SessionEnded.event_name())),
+        durables=(Durable("evaluator", subjects.every(session.SessionEnded.event_name())),),
     ),
     Role(
         "client",
@@ -214,6 +220,7 @@ ROLES = (
             service.ServiceDeclared,
             session.SessionRequested,
             session.SessionCancelRequested,
+            reward.RewardRescoreRequested,
         ),
         calls=(
             *("INFO", STREAM_INFO, MESSAGE_GET, CONSUMER_LIST, f"CONSUMER.INFO.{_STREAM}.*"),

@@ -27,6 +27,8 @@ from dsec_contracts import (
     PolicySanityChecked,
     RewardDeferred,
     RewardMissing,
+    RewardRescored,
+    RewardRescoreRequested,
     ServiceDeclared,
     SessionCancelRequested,
     SessionEnded,
@@ -131,6 +133,10 @@ def natural_key(event: Event) -> str:
             return keys.reward_deferred(event.fact.step)
         case RewardMissing():
             return keys.reward_missing(event.fact.step)
+        case RewardRescoreRequested():
+            return keys.rescore_requested(event.fact.revision)
+        case RewardRescored():
+            return keys.rescored(event.fact.revision)
         case ToolCalled():
             return keys.tool_call(event.fact.step, event.fact.turn)
         case ToolBegun(fact=call):

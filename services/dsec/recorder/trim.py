@@ -29,7 +29,16 @@ from dsec_contracts import EVENTS, SessionPlaced, subjects
 
 log = logging.getLogger(__name__)
 
-WAITED_FOR = ("recorder", "reward", "scheduler", "tool", "anchor-sync", "evaluator", "lane-*")
+WAITED_FOR = (
+    "recorder",
+    "reward",
+    "rescore",
+    "scheduler",
+    "tool",
+    "anchor-sync",
+    "evaluator",
+    "lane-*",
+)
 """The durable consumers whose floors hold the stream back."""
 
 TRIMMED = [

@@ -23,9 +23,11 @@ from dsec.reward.effects import Keep, Specs, blob_source
 from dsec.reward.handlers import CONSUMER, Rewarder
 from dsec.reward.isolation import Isolation
 from dsec.reward.recheck import Recheck
+from dsec.reward.rescoring import CONSUMER as RESCORE
+from dsec.reward.rescoring import Rescorer
 from dsec.reward.settings import RewardSettings
 from dsec.reward.waiting import Beside
-from dsec_contracts import SessionStepped, subjects
+from dsec_contracts import RewardRescoreRequested, SessionStepped, subjects
 
 log = logging.getLogger("dsec.reward")
 
@@ -41,7 +43,7 @@ async def serve(settings: RewardSettings) -> int:
     try:
         source = spec_source(log_reader, objects, "reward", settings.reward_spec_wait_s)
         declared = declaration_source(log_reader, settings.reward_spec_wait_s)
-        return await score_until_stopped(settings, source, objects, declared)
+        return await score_until_stopped(settings, source, objects, declared, log_reader)
     finally:
         await log_reader.close()
 
@@ -51,9 +53,10 @@ async def score_until_stopped(
     source: SpecSource,
     objects: ObjectStore | None,
     declared: DeclarationSource,
+    log_reader: LogReader | None = None,
 ) -> int:
-    """The service, with specs from `source` and outside services from `declared`. Returns the
-    process's exit code."""
+    """The service, with specs from `source` and outside services from `declared`. Without a log
+    nothing is scored anew. Returns the process's exit code."""
     stop = stop_on_signals()
     name = f"reward-{settings.reward_replica}"
     bus = await Bus.connect(settings.nats_url, name)
@@ -84,6 +87,12 @@ async def score_until_stopped(
         )
         stepped = subjects.every(SessionStepped.event_name())
         await app.handle(CONSUMER, stepped, rewarder.on_session_stepped)
+        if log_reader is not None:
+            rescorer = Rescorer(
+                bus, log_reader, specs, rewarder.turns, beside, blobs, settings, utc_now
+            )
+            requested = subjects.every(RewardRescoreRequested.event_name())
+            await app.handle(RESCORE, requested, rescorer.on_reward_rescore_requested)
         try:
             await app.run_beside(rewarder.close, stop)
         finally:

@@ -16,7 +16,7 @@ from dsec.reward.declarations import Declarations
 from dsec.reward.frames import Failure, Needs, Outcome, Task
 from dsec.reward.http_exchange import ServiceFailed
 from dsec.reward.outside import Outside
-from dsec.reward.reexecution import Known, answered, recorded
+from dsec.reward.reexecution import Known, answered, recorded, request_hash
 from dsec.reward.services import Request, Response
 from dsec_contracts.service import ServiceFact
 
@@ -24,6 +24,8 @@ ROW_RESPONSES_BYTES_MAX = 8 << 20
 """What services may answer to one function for one step."""
 LOOK_AGAIN_S_MIN = 0.2
 LOOK_AGAIN_S_MAX = 5.0
+
+_NOTHING: Mapping[tuple[str, str, str, bytes], Response] = {}
 
 Rescore = Callable[[Task], Awaitable[Outcome]]
 """Runs a row again, with what has been answered."""
@@ -37,6 +39,9 @@ class Asking(NamedTuple):
     key: str
     position: int
     batched: bool
+    recorded: Mapping[tuple[str, str, str, bytes], Response] = _NOTHING
+    """What was answered before, by service, method, path and hash of the request: not asked
+    again."""
 
 
 class Answered(NamedTuple):
@@ -141,5 +146,8 @@ class Outsides:
         return [one for one in found if isinstance(one, Response)]
 
     async def _call(self, row: Asking, request: Request, key: str) -> Response:
+        name = (request.service, request.method, request.path, request_hash(request))
+        if (known := row.recorded.get(name)) is not None:
+            return known
         service = await self.get(request.service, row.position)
         return await service.call(request, key, batched=row.batched)

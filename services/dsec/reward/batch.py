@@ -33,9 +33,10 @@ OFFSET_BYTES = 4
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of one `session.stepped` message."""
+    """The rows of one `session.stepped` message, and which revision their rewards are."""
 
     event: SessionStepped
+    revision: int = REVISION
 
     @cached_property
     def sessions(self) -> list[bytes]:
@@ -92,7 +93,7 @@ class Batch:
         if len(bodies) != len(rows):
             rows = [n for n in rows if type(outcomes[n]) is bytes]
             steps, causes = [steps[n] for n in rows], [causes[n] for n in rows]
-        facts = facts_of_bodies(steps, REVISION, bodies, causes)
+        facts = facts_of_bodies(steps, self.revision, bodies, causes)
         answers = [told.get(n, b"") for n in rows] if told else []
         for start, stop in _portions(facts, message_bytes_max, answers):
             part = slice(start, stop)
@@ -118,7 +119,7 @@ class Batch:
         columns = RewardColumns.model_construct(
             session_id=session_id,
             step=step,
-            revision=struct.pack("<i", REVISION) * n,
+            revision=struct.pack("<i", self.revision) * n,
             value=values.astype("<f8").tobytes(),
             cause=causes,
             fact=VarColumn.pack(facts),

@@ -54,7 +54,7 @@ class Rewarder:
                 checked for state that it keeps.
         """
         self._specs = specs
-        self._turns = Turns(functions)
+        self.turns = Turns(functions)
         self._blobs = blobs
         self._settings = settings
         self._now = now
@@ -64,7 +64,7 @@ class Rewarder:
         self._recheck = beside.recheck if beside is not None else None
         self._waiting: Waiting | None = None
         if beside is not None:
-            self._waiting = Waiting(self._publisher, self._turns, beside, settings)
+            self._waiting = Waiting(self._publisher, self.turns, beside, settings)
         self._passed: dict[int, asyncio.Event] = {}
         self._closing = False
         for metric in (
@@ -169,7 +169,7 @@ class Rewarder:
                 functions.append(n)
         if functions:
             tasks = await self._tasks(batch, functions)
-            found = await self._turns.score(tasks, tick.contents)
+            found = await self.turns.score(tasks, tick.contents)
             scored = list(map(Scored, functions, tasks, found))
             for one in scored:
                 outcomes[one.row] = one.outcome

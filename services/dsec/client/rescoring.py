@@ -1,0 +1,125 @@
+"""Having the rewards of sessions that have ended computed anew, as a later revision."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from dsec.client.client import POLL_S_MAX, POLL_S_MIN, Client
+from dsec.client.endpoints import ClientError
+from dsec.client.queries import at_parameters
+from dsec.platform.bus import Bus
+from dsec.platform.clock import utc_now
+from dsec_contracts import RewardRescoreRequested
+from dsec_contracts.reward import RescoreCircumstance, RescoreFact
+
+SOURCE = "dsec/client"
+SESSIONS_AT_ONCE_MAX = 500
+_AT = "session_id = any(:ids) and session_at between :first and :last"
+_HIGHEST = f"""
+select max(n) from (
+    select split_part(key, '.', 2)::integer as n from event_log
+    where {_AT} and key >= 'reward:' and key < 'reward;'
+    union all
+    select split_part(key, ':', 2)::integer from event_log
+    where {_AT} and key >= 'rescore_requested:' and key < 'rescore_requested;'
+) revisions
+"""
+_OUTCOMES = f"""
+select session_id, fact_json->>'reward_fn_hash' as reward_fn_hash,
+    (fact_json->>'scored')::integer as scored,
+    (fact_json->>'unscored_total')::integer as unscored,
+    coalesce(fact_json->>'code', '') as code
+from event_log where {_AT} and key = :key
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rescored:
+    """What came of one session. `code` says why nothing was scored at all; empty: it was."""
+
+    session_id: UUID
+    revision: int
+    scored: int
+    unscored: int
+    code: str = ""
+
+
+async def rescore(
+    client: Client,
+    ids: Sequence[UUID],
+    reward_fn_hash: str,
+    *,
+    timeout_s: float | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> list[Rescored]:
+    """Have the rewards of sessions that have ended computed anew. Runs neither agents nor
+    environments. The new rewards are one revision, the same for all of these sessions.
+
+    Args:
+        reward_fn_hash: of a registered reward spec.
+        on_progress: called with the number of sessions that are done.
+
+    Raises:
+        ClientError: somebody else had a session scored anew at the same time.
+        TimeoutError: not done within `timeout_s`. The work goes on.
+    """
+    revision = 1
+    for portion in _portions(ids):
+        [row] = await client.queries.rows(_HIGHEST, **at_parameters(portion))
+        revision = max(revision, (row[0] or 1))
+    revision += 1
+    bus = await client.bus()
+    for session_id in ids:
+        await _publish(bus, session_id, revision, reward_fn_hash, client.name)
+    found: dict[UUID, Rescored] = {}
+    async with asyncio.timeout(timeout_s):
+        pause_s = POLL_S_MIN
+        while len(found) < len(ids):
+            before = len(found)
+            for portion in _portions([one for one in ids if one not in found]):
+                found |= await _outcomes(client, portion, revision, reward_fn_hash)
+            if on_progress is not None:
+                on_progress(len(found))
+            pause_s = POLL_S_MIN if len(found) > before else min(POLL_S_MAX, pause_s * 1.5)
+            if len(found) < len(ids):
+                await asyncio.sleep(pause_s)
+    return [found[session_id] for session_id in ids]
+
+
+async def _outcomes(
+    client: Client, ids: Sequence[UUID], revision: int, reward_fn_hash: str
+) -> dict[UUID, Rescored]:
+    rows = await client.queries.rows(_OUTCOMES, key=f"rescored:{revision}", **at_parameters(ids))
+    found = {}
+    for row in rows:
+        if row.reward_fn_hash != reward_fn_hash:
+            raise ClientError(
+                f"revision {revision} of session {row.session_id} is another function's, which "
+                "somebody asked for at the same time: ask again, for the next revision"
+            )
+        found[row.session_id] = Rescored(
+            row.session_id, revision, row.scored, row.unscored, row.code
+        )
+    return found
+
+
+async def _publish(
+    bus: Bus, session_id: UUID, revision: int, reward_fn_hash: str, client: str
+) -> None:
+    fact = RescoreFact(session_id=session_id, revision=revision, reward_fn_hash=reward_fn_hash)
+    await bus.publish(
+        RewardRescoreRequested(fact=fact, circumstance=RescoreCircumstance(client=client)),
+        session_id,
+        source=SOURCE,
+        time=utc_now(),
+        event_id=f"{session_id}.rescore_requested.{revision}.{reward_fn_hash[:16]}",
+        session_id=session_id,
+    )
+
+
+def _portions(ids: Sequence[UUID]) -> list[Sequence[UUID]]:
+    size = SESSIONS_AT_ONCE_MAX
+    return [ids[n : n + size] for n in range(0, len(ids), size)]

@@ -1,0 +1,294 @@
+"""Scoring anew: the rewards of a session that has ended, by another function, from its log.
+
+Neither agent nor environment runs, and what the agent was given stays: the new rewards are a later
+revision beside the old ones. What services answered when the session ran is used again wherever the
+function asks the same; anything else they are asked now, within their budgets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import NamedTuple
+
+from dsec.platform.bus import BadMessage, Bus, Message, Settler
+from dsec.platform.log import LogReader
+from dsec.reward.asking import Answered, Asking
+from dsec.reward.batch import Batch
+from dsec.reward.effects import Spec, Specs, resolved
+from dsec.reward.frames import Failure, Needs, Outcome, Task
+from dsec.reward.reexecution import Known, read_recorded
+from dsec.reward.services import Response
+from dsec.reward.settings import RewardSettings
+from dsec.reward.turns import Turns
+from dsec.reward.waiting import Beside
+from dsec.session import log_row
+from dsec.session.log_row import LogRow
+from dsec_contracts import (
+    Envelope,
+    RewardRescored,
+    RewardRescoreRequested,
+    SessionStepped,
+    keys,
+)
+from dsec_contracts.canonical import decode
+from dsec_contracts.columns import VarColumn
+from dsec_contracts.reward import UNSCORED_MAX, RescoredCircumstance, RescoredFact, Unscored
+from dsec_contracts.step import StepCircumstance, StepColumns
+
+log = logging.getLogger(__name__)
+
+CONSUMER = "rescore"
+SOURCE = "dsec/reward"
+LANE = "rescore"
+"""Where a lane's name stands in a reward's subject: no worker listens there."""
+ROWS_A_TURN_MAX = 64
+"""Rows that are scored at a time: live ticks have their turn between."""
+
+
+class Recorded(NamedTuple):
+    """A session as its log has it."""
+
+    requested: bool
+    ended: bool
+    first_observation: bytes
+    steps: list[LogRow]
+    answers: dict[int, bytes]
+    """By step: what services answered for its first reward, as it is recorded."""
+
+    @classmethod
+    def of(cls, rows: Sequence[LogRow]) -> Recorded:
+        """From all rows of a session."""
+        kinds = {row.kind for row in rows}
+        started = next((row for row in rows if row.kind == log_row.STARTED), None)
+        steps = {row.step: row for row in reversed(rows) if row.kind == log_row.STEPPED}
+        answers = {
+            row.step: bytes(row.extras)
+            for row in rows
+            if row.step is not None and row.extras and row.key == keys.reward(row.step)
+        }
+        return cls(
+            log_row.REQUESTED in kinds,
+            log_row.ENDED in kinds,
+            bytes(started.observation or b"") if started is not None else b"",
+            [row for _, row in sorted(steps.items(), key=lambda entry: entry[0] or 0)],
+            answers,
+        )
+
+    def batch(self, reward_fn_hash: str, revision: int, start: int, stop: int) -> Batch:
+        """Some of the steps as their tick brought them, as far as a reward depends on it."""
+        rows = self.steps[start:stop]
+        none = VarColumn.pack([b""] * len(rows))
+        row = StepColumns.model_construct(
+            session_id=b"".join([one.session_id.bytes for one in rows]),
+            attempt=bytes(4 * len(rows)),
+            step=b"".join([(one.step or 0).to_bytes(4, "little") for one in rows]),
+            episode=bytes(4 * len(rows)),
+            terminated=bytes(len(rows)),
+            truncated=bytes(len(rows)),
+            cause=none,
+            reset_observation=none,
+            extras=none,
+            policy=none,
+            env_reward=_doubles([one.value or 0.0 for one in rows]),
+            chain=b"".join([bytes(one.chain or b"") for one in rows]),
+            fact=VarColumn.pack([bytes(one.fact) for one in rows]),
+            observation=VarColumn.pack([bytes(one.observation or b"") for one in rows]),
+            prior=VarColumn.pack([self._prior(n) for n in range(start, start + len(rows))]),
+        )
+        told = StepCircumstance(lane=LANE, reward_specs={"": reward_fn_hash})
+        event = SessionStepped.model_construct(rows=len(rows), row=row, circumstance=told)
+        return Batch(event, revision)
+
+    def _prior(self, n: int) -> bytes:
+        if n == 0:
+            return self.first_observation
+        before = self.steps[n - 1]
+        return bytes(before.reset_observation or before.observation or b"")
+
+
+def _doubles(values: Sequence[float]) -> bytes:
+    return struct.pack(f"<{len(values)}d", *values)
+
+
+class Rescorer:
+    """Scores sessions anew, one after the other."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        reader: LogReader,
+        specs: Specs,
+        turns: Turns,
+        beside: Beside,
+        blobs: Callable[[str], bytes],
+        settings: RewardSettings,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._bus = bus
+        self._log = reader
+        self._specs = specs
+        self._turns = turns
+        self._outsides, self._keep = beside.outsides, beside.keep
+        self._blobs = blobs
+        self._settings = settings
+        self._now = now
+        self._settler = Settler(
+            bus,
+            CONSUMER,
+            self._handle,
+            ack_wait_s=settings.reward_ack_wait_s,
+            retry_s_min=settings.reward_retry_s_min,
+            retry_s_max=settings.reward_retry_s_max,
+        )
+
+    async def on_reward_rescore_requested(self, message: Message) -> None:
+        """Score one session anew and acknowledge; never raises."""
+        await self._settler.handle(message)
+
+    async def _handle(self, message: Message) -> None:
+        event = message.event()
+        if not isinstance(event, RewardRescoreRequested):
+            raise BadMessage(f"{type(event).__name__} on {message.subject}")
+        fact, envelope = event.fact, message.envelope()
+        await self._log.wait_floor(message.sequence, self._settings.reward_spec_wait_s)
+        first = await self._log.row(fact.session_id, keys.rescore_requested(fact.revision))
+        if first is None or decode(first.fact)["reward_fn_hash"] != fact.reward_fn_hash:
+            return  # another request for this revision came before
+        if await self._log.row(fact.session_id, keys.rescored(fact.revision)) is not None:
+            return
+        session = Recorded.of(await self._log.rows(fact.session_id))
+        spec = await self._specs.get(fact.reward_fn_hash, message.sequence)
+        done = RescoredFact(
+            session_id=fact.session_id,
+            revision=fact.revision,
+            reward_fn_hash=fact.reward_fn_hash,
+            scored=0,
+            unscored=[],
+            unscored_total=0,
+        )
+        if not session.requested:
+            await self._say(envelope, done, "no_session", "the log has no such session")
+        elif not session.ended:
+            await self._say(envelope, done, "not_ended", "the session has not ended")
+        elif spec.error is not None:
+            await self._say(envelope, done, spec.error.code, spec.error.message)
+        else:
+            await self._say(envelope, await self._score(envelope, session, spec, done))
+
+    async def _score(
+        self, envelope: Envelope, session: Recorded, spec: Spec, done: RescoredFact
+    ) -> RescoredFact:
+        """Score and publish portion by portion; what came of it."""
+        scored, unscored, total = 0, list[Unscored](), 0
+        for part, (start, stop) in enumerate(_portions(len(session.steps))):
+            batch = session.batch(done.reward_fn_hash, done.revision, start, stop)
+            found = await self._outcomes(session, batch, spec, envelope)
+            for n, one in enumerate(found):
+                if isinstance(one.outcome, Failure):
+                    total += 1
+                    unscored.append(Unscored(step=batch.steps[n], code=one.outcome.code))
+            scored += await self._publish(envelope, batch, found, part)
+        return done.model_copy(
+            update={
+                "scored": scored,
+                "unscored": unscored[:UNSCORED_MAX],
+                "unscored_total": total,
+            }
+        )
+
+    async def _outcomes(
+        self, session: Recorded, batch: Batch, spec: Spec, envelope: Envelope
+    ) -> list[Answered]:
+        if spec.is_env:
+            return [Answered(one, b"") for one in batch.env_outcomes()]
+        contents = {batch.specs[0]: spec.content}
+        tasks = await asyncio.to_thread(self._tasks, batch)
+        outcomes = await self._turns.score(tasks, contents)
+        asking = {
+            n: await self._asking(session, batch, tasks[n], one, n, envelope)
+            for n, one in enumerate(outcomes)
+            if isinstance(one, Needs)
+        }
+        again = partial(self._turns.again, content=spec.content)
+        answers = await asyncio.gather(
+            *[self._outsides.answer(row, again) for row in asking.values()]
+        )
+        found = {n: await self._keep.kept(one) for n, one in zip(asking, answers, strict=True)}
+        return [found.get(n) or Answered(one, b"") for n, one in enumerate(outcomes)]
+
+    async def _asking(
+        self,
+        session: Recorded,
+        batch: Batch,
+        task: Task,
+        needs: Needs,
+        n: int,
+        envelope: Envelope,
+    ) -> Asking:
+        answers = session.answers.get(batch.steps[n], b"")
+        recorded = read_recorded(await asyncio.to_thread(resolved, answers, self._blobs))
+        key = f"{envelope.id}.{batch.steps[n]}"
+        return Asking(task, needs, key, 0, batched=True, recorded=_by_request(recorded))
+
+    def _tasks(self, batch: Batch) -> list[Task]:
+        return [
+            task._replace(
+                observation=resolved(task.observation, self._blobs),
+                next_observation=resolved(task.next_observation, self._blobs),
+            )
+            for task in batch.tasks(range(batch.event.rows))
+        ]
+
+    async def _publish(
+        self, envelope: Envelope, batch: Batch, found: Sequence[Answered], part: int
+    ) -> int:
+        outcomes: list[Outcome | None] = [
+            None if isinstance(one.outcome, Failure) else one.outcome for one in found
+        ]
+        responses = {n: one.responses for n, one in enumerate(found) if one.responses}
+        limit, rows = self._bus.max_payload_bytes, 0
+        replica = self._settings.reward_replica
+        for n, scored in enumerate(batch.scored(outcomes, replica, limit, responses)):
+            await self._bus.publish(
+                scored,
+                LANE,
+                source=SOURCE,
+                time=self._now(),
+                event_id=f"reward.{envelope.id}.{part}.{n}",
+                traceparent=envelope.traceparent,
+            )
+            rows += scored.rows
+        return rows
+
+    async def _say(
+        self, envelope: Envelope, fact: RescoredFact, code: str = "", message: str = ""
+    ) -> None:
+        if code:
+            log.warning("%s revision %d: %s", fact.session_id, fact.revision, code)
+        told = RescoredCircumstance(replica=self._settings.reward_replica, message=message)
+        session = fact.session_id
+        await self._bus.publish(
+            RewardRescored(fact=fact.model_copy(update={"code": code}), circumstance=told),
+            session,
+            source=SOURCE,
+            time=self._now(),
+            event_id=f"{session}.rescored.{fact.revision}.{fact.reward_fn_hash[:16]}",
+            session_id=session,
+            cause=keys.of(session, keys.rescore_requested(fact.revision)),
+            traceparent=envelope.traceparent,
+        )
+
+
+def _portions(rows: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, rows, ROWS_A_TURN_MAX):
+        yield start, min(rows, start + ROWS_A_TURN_MAX)
+
+
+def _by_request(recorded: Sequence[Known]) -> Mapping[tuple[str, str, str, bytes], Response]:
+    """The first answer to each request."""
+    return {one[:4]: Response(one.status, one.headers, one.body) for one in reversed(recorded)}
