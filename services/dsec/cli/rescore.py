@@ -79,6 +79,7 @@ async def _rescore(
             "sessions": len(found),
             "scored": sum(one.scored for one in found),
             "unscored": sum(one.unscored for one in found),
+            "first_failure": next((one.message for one in found if one.message), None),
             "refused": {str(one.session_id): one.code for one in found if one.code},
             "mean_reward_total_before": before,
             "mean_reward_total": await _mean_total(client, ids),
@@ -99,6 +100,7 @@ def _print(told: dict[str, Any]) -> None:
         f"{number(told['mean_reward_total'])} now"
     )
     if told["unscored"]:
-        click.echo(f"{told['unscored']} steps got none and keep what they had")
+        click.echo(f"{told['unscored']} steps got none and keep what they had; the first:")
+        click.echo(str(told["first_failure"]).strip().splitlines()[-1])
     for session_id, code in told["refused"].items():
         click.echo(f"{session_id}: not scored, {code}")

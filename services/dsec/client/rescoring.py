@@ -31,20 +31,23 @@ _OUTCOMES = f"""
 select session_id, fact_json->>'reward_fn_hash' as reward_fn_hash,
     (fact_json->>'scored')::integer as scored,
     (fact_json->>'unscored_total')::integer as unscored,
-    coalesce(fact_json->>'code', '') as code
+    coalesce(fact_json->>'code', '') as code,
+    replace(circumstance::text, '\\u0000', '\\u2400')::json->>'message' as message
 from event_log where {_AT} and key = :key
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Rescored:
-    """What came of one session. `code` says why nothing was scored at all; empty: it was."""
+    """What came of one session. `code` says why nothing was scored at all; empty: it was.
+    `message` is that of the first step that got no reward."""
 
     session_id: UUID
     revision: int
     scored: int
     unscored: int
     code: str = ""
+    message: str = ""
 
 
 async def rescore(
@@ -101,7 +104,7 @@ async def _outcomes(
                 "somebody asked for at the same time: ask again, for the next revision"
             )
         found[row.session_id] = Rescored(
-            row.session_id, revision, row.scored, row.unscored, row.code
+            row.session_id, revision, row.scored, row.unscored, row.code, row.message or ""
         )
     return found
 

@@ -162,7 +162,6 @@ class Rescorer:
         if await self._log.row(fact.session_id, keys.rescored(fact.revision)) is not None:
             return
         session = Recorded.of(await self._log.rows(fact.session_id))
-        spec = await self._specs.get(fact.reward_fn_hash, message.sequence)
         done = RescoredFact(
             session_id=fact.session_id,
             revision=fact.revision,
@@ -175,31 +174,29 @@ class Rescorer:
             await self._say(envelope, done, "no_session", "the log has no such session")
         elif not session.ended:
             await self._say(envelope, done, "not_ended", "the session has not ended")
-        elif spec.error is not None:
-            await self._say(envelope, done, spec.error.code, spec.error.message)
         else:
-            await self._say(envelope, await self._score(envelope, session, spec, done))
+            spec = await self._specs.get(fact.reward_fn_hash, message.sequence)
+            if spec.error is not None:
+                await self._say(envelope, done, spec.error.code, spec.error.message)
+            else:
+                await self._score(envelope, session, spec, done)
 
     async def _score(
         self, envelope: Envelope, session: Recorded, spec: Spec, done: RescoredFact
-    ) -> RescoredFact:
-        """Score and publish portion by portion; what came of it."""
-        scored, unscored, total = 0, list[Unscored](), 0
+    ) -> None:
+        """Score and publish portion by portion, then say what came of it."""
+        scored, unscored, total, message = 0, list[Unscored](), 0, ""
         for part, (start, stop) in enumerate(_portions(len(session.steps))):
             batch = session.batch(done.reward_fn_hash, done.revision, start, stop)
-            found = await self._outcomes(session, batch, spec, envelope)
-            for n, one in enumerate(found):
+            answers = await self._outcomes(session, batch, spec, envelope)
+            for n, one in enumerate(answers):
                 if isinstance(one.outcome, Failure):
                     total += 1
+                    message = message or one.outcome.message
                     unscored.append(Unscored(step=batch.steps[n], code=one.outcome.code))
-            scored += await self._publish(envelope, batch, found, part)
-        return done.model_copy(
-            update={
-                "scored": scored,
-                "unscored": unscored[:UNSCORED_MAX],
-                "unscored_total": total,
-            }
-        )
+            scored += await self._publish(envelope, batch, answers, part)
+        found = {"scored": scored, "unscored": unscored[:UNSCORED_MAX], "unscored_total": total}
+        await self._say(envelope, done.model_copy(update=found), message=message)
 
     async def _outcomes(
         self, session: Recorded, batch: Batch, spec: Spec, envelope: Envelope
