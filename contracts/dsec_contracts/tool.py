@@ -7,9 +7,9 @@ first counts.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from dsec_contracts.envelope import Event, Part, Prose
 from dsec_contracts.keys import (
@@ -120,9 +120,19 @@ class ToolReturnedFact(Part):
     turn: Turn
     index: Index
     content: bytes
-    """The canonical encoding of what the tool returned."""
+    """The canonical encoding of what the tool returned; empty where it lies in the object store."""
     turn_hash: bytes
     """16 bytes, from the call."""
+    blob: Hash | None = None
+    """SHA-256 of the canonical encoding, in hexadecimal digits: its name in the object store."""
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # The facts of results that travel with their messages stay what they were.
+        told: dict[str, Any] = serialize(self)
+        if self.blob is None:
+            told.pop("blob", None)
+        return told
 
 
 class ToolReturned(Event):

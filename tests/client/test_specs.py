@@ -295,7 +295,7 @@ def test_two_tools_of_one_name_are_refused(folder: Path) -> None:
         ("kind: grpc", "must be `python` or `http`"),
         ("kind: http", "entry is for kind: python"),
         ("url: http://x", "url and headers are for kind: http"),
-        ("output_bytes_max: 400001", "output_bytes_max"),
+        ("output_bytes_max: 16777217", "output_bytes_max"),
         ("secrets: [lower]", "secrets"),
         ("parameters: {type: 7}", "parameters: no JSON Schema"),
         ("retries: 3", "is no known key"),

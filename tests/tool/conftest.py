@@ -79,7 +79,10 @@ class Rig:
             "DSEC_NATS_URL": self.nats_url,
             "DSEC_DATABASE_URL": self.database_url,
             "DSEC_TOOL_REPLICA": name,
-            **{f"DSEC_TOOL_{key.upper()}": str(value) for key, value in told.items()},
+            **{
+                f"DSEC_{'' if key.startswith('object_') else 'TOOL_'}{key.upper()}": str(value)
+                for key, value in told.items()
+            },
         }
         with (self.folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen([sys.executable, "-m", "dsec.tool"], env=env, stderr=log)

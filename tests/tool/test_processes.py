@@ -246,7 +246,7 @@ def test_arguments_that_do_not_fit_are_told_to_the_agent(arguments: str, told: s
             "Odd, which raises when it is told",
         ),
         ("def tool(): return object()", "result_invalid", "cannot be recorded"),
-        ("def tool(): return 'x' * 65_536", "output_too_large", "output_bytes_max is 65536"),
+        ("def tool(): return 'x' * (1 << 20)", "output_too_large", "output_bytes_max is 1048576"),
         ("import nothing_here\ndef tool(): pass", "tool_load_failed", "nothing_here"),
         ("def other(): pass", "tool_load_failed", "has no 'tool'"),
         ("tool = 3", "tool_raised", "not callable"),

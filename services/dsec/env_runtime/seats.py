@@ -225,6 +225,15 @@ class Library:
             self._is_env_reward.popitem(last=False)
         return not self._is_env_reward[spec_hash]
 
+    def result(self, blob: str) -> bytes:
+        """The result of a tool that lies in the object store. Blocks.
+
+        Raises:
+            BlobMissing: the store does not have it, or there is none.
+            ObjectStoreError: the store is away.
+        """
+        return blob_content(self._objects, blob, "the result of a tool")
+
     async def policy(self, version: str, tail: Tail) -> Any:
         """The state of a pinned policy, `name@version`, decoded anew for each session."""
         if version not in self._policies:
@@ -312,7 +321,8 @@ class Opener:
             raise NotNow(str(error)) from error
         rows = await self._log.rows(placed.session_id, upto=tail.sequence, epoch=tail.epoch)
         try:
-            return await asyncio.to_thread(Recorded.from_rows, rows)
+            with _starting("blob_not_found"):
+                return await asyncio.to_thread(Recorded.from_rows, rows, self._library.result)
         except (RecordedGap, RecordedInvalid) as error:
             raise StartFailed("log_damaged", str(error)) from error
 
@@ -396,10 +406,15 @@ def unpublishable(seat: Seat, message: str) -> Ended:
 
 def uncallable(seat: Seat, message: str) -> Ended:
     """The end of a session whose tool calls cannot be published. The steps before them count."""
+    return cut_short(seat, UNPUBLISHABLE, message)
+
+
+def cut_short(seat: Seat, code: str, message: str) -> Ended:
+    """The end of a session that cannot go on from where it stands. Its steps count."""
     machine, inputs = seat.machine, encode([])
     steps, episodes = machine.steps, machine.episodes
-    chain = chain_end(machine.chain, "failed", UNPUBLISHABLE, steps, episodes, inputs)
-    return Ended("failed", UNPUBLISHABLE, steps, episodes, inputs, chain, message)
+    chain = chain_end(machine.chain, "failed", code, steps, episodes, inputs)
+    return Ended("failed", code, steps, episodes, inputs, chain, message)
 
 
 _DONE = slice(STEP_FIELDS.index("terminated"), STEP_FIELDS.index("truncated") + 1)

@@ -27,8 +27,8 @@ from dsec_contracts.session import ShortText
 SPEC_FILE_BYTES_MAX = 1 << 20
 SPEC_FILES_MAX = 256
 TOOLS_MAX = 64
-OUTPUT_BYTES_MAX = 400_000
-"""What one tool may return: it travels in one message, and is kept in the log."""
+OUTPUT_BYTES_MAX = 16 << 20
+"""What one tool may return, whatever its spec says."""
 
 
 class Document(BaseModel):
@@ -223,7 +223,9 @@ class ToolDocument(Document):
     idempotent: bool = False
     """Whether a call whose outcome is unknown may be made again, under the same key."""
     deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 30.0
-    output_bytes_max: Annotated[int, Field(ge=1, le=OUTPUT_BYTES_MAX)] = 65_536
+    output_bytes_max: Annotated[int, Field(ge=1, le=OUTPUT_BYTES_MAX)] = 1 << 20
+    """Above this a call fails, `output_too_large`. What is too large for a message travels through
+    the object store; the agent sees no difference."""
     secrets: Annotated[list[SecretName], Field(max_length=16)] = Field(default_factory=list)
     """Names alone; the values are in the environment of the service, as `DSEC_SECRET_<NAME>`."""
 

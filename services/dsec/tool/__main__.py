@@ -38,7 +38,8 @@ async def serve(settings: ToolSettings) -> int:
     processes = Processes(limits, settings.tool_idle_processes_max)
     try:
         await bus.await_stream()
-        caller = _caller(settings, bus, reader, ObjectStore(url) if url else None, processes)
+        objects = ObjectStore(url) if url else None
+        caller = _caller(settings, bus, reader, objects, processes)
         app = ServiceApp(
             bus,
             settings.nats_url,
@@ -75,7 +76,7 @@ def _caller(
         kept_max=settings.tool_specs_max,
     )
     past = memory_of(reader, last_sequence, settings.tool_log_wait_s)
-    return Caller(bus, tools, past, processes, settings, utc_now)
+    return Caller(bus, tools, past, processes, objects, settings, utc_now)
 
 
 def main() -> int:

@@ -33,8 +33,10 @@ from dsec.platform.bus import (
     TooLarge,
 )
 from dsec.platform.bus.stream import DUPLICATE_WINDOW_S
+from dsec.platform.objects import ObjectStore, put_patiently
 from dsec.session.documents import ToolDocument
 from dsec.session.log_row import TOOL_RETURNED, LogRow, fact_bytes, fact_map
+from dsec.session.stored_results import INLINE_BYTES_MAX
 from dsec.tool.effects import Memory, Past, Tool, Tools
 from dsec.tool.frames import Failure, Order, Outcome
 from dsec.tool.processes import Processes
@@ -112,6 +114,7 @@ class Caller:
         tools: Tools,
         past: Memory,
         processes: Processes,
+        objects: ObjectStore | None,
         settings: ToolSettings,
         now: Callable[[], datetime],
     ) -> None:
@@ -119,6 +122,7 @@ class Caller:
         self._tools = tools
         self._past = past
         self._processes = processes
+        self._objects = objects
         self._settings = settings
         self._now = now
         self._settler = Settler(
@@ -166,10 +170,12 @@ class Caller:
             begun_s = asyncio.get_running_loop().time()
             outcome = await self._outcome(asked, past)
             seconds = asyncio.get_running_loop().time() - begun_s
+            blob = await self._stored(outcome)
             try:
-                await self._publish(self._event(asked, outcome, seconds), asked)
+                await self._publish(self._event(asked, outcome, seconds, blob), asked)
             except TooLarge as error:
-                failure = Failure("output_too_large", str(error))
+                why = f"{error}; with DSEC_OBJECT_STORE_URL it would travel through the store"
+                failure = Failure("output_too_large", why)
                 await self._publish(self._event(asked, failure, seconds), asked)
         finally:
             self._at_work.discard(asked.key)
@@ -242,7 +248,21 @@ class Caller:
 
     # -- answers -------------------------------------------------------------------------------
 
-    def _event(self, asked: Asked, outcome: Outcome, seconds: float) -> Event:
+    async def _stored(self, outcome: Outcome) -> str | None:
+        """The name of a large result, once it lies in the object store; None: it travels itself.
+
+        Raises:
+            ObjectStoreError: the store was away for long.
+        """
+        if isinstance(outcome, Failure) or len(outcome) <= INLINE_BYTES_MAX:
+            return None
+        if self._objects is None:
+            return None
+        return await put_patiently(self._objects, outcome)
+
+    def _event(
+        self, asked: Asked, outcome: Outcome, seconds: float, blob: str | None = None
+    ) -> Event:
         told = ToolAnswerCircumstance(
             lane=asked.lane,
             replica=self._settings.tool_replica,
@@ -259,7 +279,9 @@ class Caller:
                 retryable=outcome.retryable,
             )
             return ToolFailed(fact=fact, circumstance=told)
-        return ToolReturned(fact=ToolReturnedFact(**about, content=outcome), circumstance=told)
+        content = b"" if blob is not None else outcome
+        whole = ToolReturnedFact(**about, content=content, blob=blob)
+        return ToolReturned(fact=whole, circumstance=told)
 
     def _answer_again(self, asked: Asked, row: LogRow) -> Event:
         """The answer that the log has, for a lane that may not have heard it."""
