@@ -290,11 +290,13 @@ def test_two_tools_of_one_name_are_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("kind: openai", "kind: openai is reserved and not implemented yet"),
-        ("kind: mcp", "kind: mcp is reserved and not implemented yet"),
-        ("kind: grpc", "must be `python` or `http`"),
+        ("kind: openai", "entry is for kind: python; leave it out"),
+        ("kind: grpc", "must be `python`, `http`, `openapi`, `mcp` or `openai`"),
         ("kind: http", "entry is for kind: python"),
-        ("url: http://x", "url and headers are for kind: http"),
+        ("url: http://x", "url is for kind: http or openapi or mcp or openai; leave it out"),
+        ("model: m", "model is for kind: openai; leave it out"),
+        ("attempts_max: 2", "only if the tool is `idempotent: true`"),
+        ("quota: {calls: 3}", "is no known key"),
         ("output_bytes_max: 16777217", "output_bytes_max"),
         ("secrets: [lower]", "secrets"),
         ("parameters: {type: 7}", "parameters: no JSON Schema"),

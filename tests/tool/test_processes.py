@@ -297,7 +297,7 @@ class Server(BaseHTTPRequestHandler):
         elif self.path.startswith("/no-json"):
             answer = "{"
         elif self.path.startswith("/large"):
-            answer = "x" * 200_000
+            answer = "x" * 2_000_000
         data = answer.encode("latin-1")
         self.send_response(status)
         self.send_header("Content-Type", kind)

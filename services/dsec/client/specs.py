@@ -257,7 +257,7 @@ def _check_parameters(document: ToolDocument, where: str) -> None:
 def _sealed(kind: str, document: Any, folder: Path, where: str) -> SealedSpec:
     """Collect the code (only where the entry is a file: nothing else can use it) and seal."""
     place, colon, attribute = document.entry.partition(":")
-    whole = document.entry == "env" or getattr(document, "url", "")
+    whole = document.entry == "env" or getattr(document, "kind", "python") != "python"
     if not whole and not (place and colon and attribute):
         raise SpecFileError(
             f"{where}: entry: {document.entry!r} must be FILE.py:NAME or MODULE:NAME"
@@ -271,6 +271,8 @@ def _sealed(kind: str, document: Any, folder: Path, where: str) -> SealedSpec:
             if not (folder / place).is_file():
                 why = f"does not exist in {folder}: correct the path"
             raise SpecFileError(f"{where}: entry: {place} {why}")
+    elif isinstance(document, ToolDocument) and document.kind == "mcp" and document.ships_code:
+        files = collect(folder, document.code, f"{where}: code")
     try:
         spec_hash, content = seal(kind, document, files)
     except (SpecError, CanonicalError) as error:

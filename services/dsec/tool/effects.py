@@ -74,7 +74,7 @@ def _tool(spec_hash: str, content: bytes, environment: Mapping[str, str]) -> Too
         return Failure("tool_load_failed", str(error))
     assert isinstance(document, ToolDocument)
     secrets: dict[str, str] = {}
-    for name in document.secrets:
+    for name in document.secret_names:
         value = environment.get(SECRET_PREFIX + name)
         if value is None:
             return Failure(
