@@ -18,6 +18,7 @@ from jsonschema import Draft202012Validator, SchemaError
 from pydantic import ValidationError
 
 from dsec.client.code_files import collect
+from dsec.client.described_tools import described
 from dsec.client.local_imports import local_imports
 from dsec.client.told import code_sentence
 from dsec.client.yaml_file import SpecFileError, read_documents
@@ -215,6 +216,7 @@ def _advice(kind: str, message: str, key: str, model: type[Document]) -> str:
 def _seal(kind: str, mapping: Mapping[str, Any], folder: Path, where: str) -> SealedSpec:
     document = _validated(DOCUMENTS[kind], mapping, where)
     if isinstance(document, ToolDocument):
+        document = described(document, folder, where)
         _check_parameters(document, where)
     if not isinstance(document, AgentDocument) or not document.tools:
         return _sealed(kind, document, folder, where)

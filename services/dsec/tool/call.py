@@ -83,6 +83,8 @@ def load(spec_hash: str, content: bytes, secrets: Mapping[str, str]) -> Tool | F
         document, files = unseal(content, "tool")
         assert isinstance(document, ToolDocument)
         return Tool(document, _function(document, spec_hash, files, secrets))
+    except Refused as refused:
+        return refused.failure
     except SpecError as error:
         return Failure("tool_load_failed", str(error)[:MESSAGE_CHARS_MAX])
     except CodeError as error:
@@ -103,8 +105,11 @@ def _function(
 
         return lambda given, key: complete(document, given, key, secrets)
     if document.kind == "mcp":
-        from dsec.tool.mcp_server import connect
-
+        try:
+            from dsec.tool.mcp_server import connect
+        except ImportError as missing:
+            why = f"kind: mcp needs the MCP client ({missing}): pip install 'dsec[mcp]'"
+            raise Refused(Failure("tool_load_failed", why)) from missing
         return connect(document, spec_hash, files, secrets)
     from dsec.tool.http_request import request
 
