@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
+from dsec.env_runtime.call_counts import CallCounts
 from dsec.env_runtime.loading import Loaded as LoadedAnchor
 from dsec.env_runtime.packing import Sender
 from dsec.env_runtime.running import RunningSlot
@@ -91,6 +92,9 @@ class Seat:
     sender: Sender
     tools: Mapping[str, ToolUse] = field(default_factory=dict)
     """What the agent may call, by name."""
+    calls_max: int | None = None
+    """How many calls it may make in all."""
+    call_counts: CallCounts = field(default_factory=CallCounts)
     undeclared_uses: str = ""
     last: Stepped | None = None
     chain_before: bytes | None = None
@@ -304,6 +308,7 @@ class Opener:
                 for tool in program.agent.tools
                 if tool.name is not None and tool.deadline_s is not None
             },
+            calls_max=program.agent.tool_calls_max,
             undeclared_uses=loaded.undeclared_uses,
         )
 
@@ -348,6 +353,7 @@ def open_seat(
         if isinstance(output, Ended):
             return Opening(seat, ended=output)
         return Opening(seat, started=output, pending=[] if recorded is None else recorded.inputs)
+    seat.call_counts = CallCounts(recorded.turns.values())
     yield 0
     if loaded is not None:
         anchor, before = loaded.anchor, recorded.steps[loaded.anchor.position - 1]

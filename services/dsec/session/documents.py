@@ -106,6 +106,8 @@ class AgentDocument(Document):
     anchors: Anchors = Anchors()
     deterministic_mode: bool = True
     tool_turns_max: Annotated[int, Field(ge=1, le=TURNS_PER_STEP_MAX)] = 8
+    tool_calls_max: Annotated[int, Field(ge=1, le=10**9, strict=True)] | None = None
+    """Calls of a session in all; those beyond it fail with the code `quota`."""
     step_deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 30.0
 
     @model_validator(mode="after")
@@ -117,6 +119,14 @@ class AgentDocument(Document):
         if self.tools and not self.deterministic_mode:
             raise _not_yet("tools with deterministic_mode: false", "use deterministic_mode: true")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialize: Any) -> dict[str, Any]:
+        # Specs are named by their bytes: one that does not use the key keeps its name.
+        told: dict[str, Any] = serialize(self)
+        if self.tool_calls_max is None:
+            told.pop("tool_calls_max", None)
+        return told
 
     def tool_names(self) -> tuple[str, ...]:
         """What the agent calls its tools."""
