@@ -40,7 +40,7 @@ class Agent:
     def on_tool_result(self, tool_id, result):
         self.total += result["sum"] if "sum" in result else 100
 """
-CODE = code_of(AGENT, tools=[TOOL])
+CODE = code_of(AGENT, tools=[TOOL], tool_calls_max=100)
 
 
 class Tools:
@@ -96,6 +96,12 @@ class Tools:
             )
 
 
+def counts_of(turns: list[ToolCalled]) -> list[tuple[int, int]]:
+    """Calls of the tool, and of all, before each turn."""
+    told = [turn.circumstance for turn in turns]
+    return [(one.tools["add"].calls_before, one.calls_before) for one in told]
+
+
 async def test_a_session_calls_hears_and_verifies(world: World) -> None:
     world.record()
     world.answering = True
@@ -108,6 +114,8 @@ async def test_a_session_calls_hears_and_verifies(world: World) -> None:
     turns = tools.of(request.session_id)
     places = [(turn.fact.step, turn.fact.turn, len(turn.fact.calls)) for turn in turns]
     assert places == [(0, 0, 2), (0, 1, 1), (2, 0, 2), (2, 1, 1)]
+    assert counts_of(turns) == [(0, 0), (2, 2), (3, 3), (5, 5)]
+    assert {turn.circumstance.calls_max for turn in turns} == {100}
     first, beside = tools.called[0], tools.called[1]
     assert first[0].envelope().causationid == f"{request.session_id}/started"
     assert beside[0].envelope().causationid == f"{request.session_id}/step:0"
@@ -180,6 +188,9 @@ async def test_a_session_whose_worker_died_goes_on_with_the_same_chain(
     tools.answering = True
     ended = await world.ended(request.session_id)
     assert (ended.fact.code, ended.fact.steps) == ("max_steps", 4)
+    counts = {(0, 0): 0, (0, 1): 2, (2, 0): 3, (2, 1): 5}  # whoever publishes a turn
+    for turn in tools.of(request.session_id):
+        assert turn.circumstance.calls_before == counts[turn.fact.step, turn.fact.turn]
     assert (await world.verdict(request)).ok
     await world.worker()
     undisturbed = await world.run_session(CODE, max_steps=4)
