@@ -13,11 +13,12 @@ import pytest
 from tests.env_runtime.conftest import World, code_of, request_of, world_on
 
 from dsec.env_runtime import results
+from dsec.env_runtime.call_counts import CallCounts
 from dsec.env_runtime.seats import UNPUBLISHABLE
 from dsec.platform.bus import Message
 from dsec.platform.objects import ObjectStore
 from dsec.session.documents import ToolUse
-from dsec.session.io import result_input
+from dsec.session.io import Call, Called, result_input
 from dsec.session.stored_results import StoredResult
 from dsec_contracts import ToolCalled, ToolFailed, ToolReturned, encode
 from dsec_contracts.tool import ToolFailedFact, ToolReturnedFact
@@ -266,6 +267,25 @@ async def test_a_result_that_the_store_does_not_have_ends_its_session_with_that_
     assert "the result of a tool" in ended.circumstance.message
     other = await world.run_session(max_steps=4)
     assert (await world.ended(other.session_id)).fact.code == "max_steps"
+
+
+def test_a_stored_result_of_other_bytes_is_refused() -> None:
+    with pytest.raises(ValueError, match="other bytes than its name says"):
+        StoredResult(0, "0" * 64, b"h" * 16).given(b"x")
+
+
+def test_a_turn_is_counted_once_however_often_it_is_asked_for() -> None:
+    def turn(step: int, *names: str) -> Called:
+        return Called(step, 0, b"", tuple(Call("", name, "{}") for name in names), b"", b"")
+
+    turns = turn(0, "a", "b"), turn(1, "a"), turn(2, "b")
+    counts = CallCounts()
+    told = [counts.before(one) for one in turns]
+    assert told == [{}, {"a": 1, "b": 1}, {"a": 2, "b": 1}]
+    assert [counts.before(one) for one in turns] == told
+    again = CallCounts(reversed(turns))  # of a session that comes back
+    assert [again.before(one) for one in turns] == told
+    assert again.before(turn(3, "a")) == {"a": 2, "b": 2}
 
 
 async def test_an_answer_behind_one_that_is_fetched_does_not_overtake_it() -> None:

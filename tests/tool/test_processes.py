@@ -296,6 +296,17 @@ class Server(BaseHTTPRequestHandler):
             return
         elif self.path.startswith("/no-json"):
             answer = "{"
+        elif self.path.startswith("/no-utf8"):
+            answer = '"\xff"'
+        elif self.path.startswith("/not-finite"):
+            answer = "[NaN, -Infinity, -0.0, 1e16]"
+        elif self.path.startswith("/half"):
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b"half")
+            self.close_connection = True
+            return
         elif self.path.startswith("/large"):
             answer = "x" * 2_000_000
         data = answer.encode("latin-1")
@@ -365,7 +376,9 @@ def test_text_is_text(server: str) -> None:
         ("/status/404", "http_status", False),
         ("/status/302", "http_status", False),
         ("/broken", "http_broken", False),
+        ("/half", "http_broken", False),
         ("/no-json", "result_invalid", False),
+        ("/no-utf8", "result_invalid", False),
         ("/large", "output_too_large", False),
     ],
 )
@@ -377,6 +390,21 @@ def test_answers_that_are_no_result(server: str, path: str, code: str, retryable
         again = asked(f"{server}{path}", idempotent=True)
         assert isinstance(again, Failure)
         assert again.retryable
+
+
+def test_numbers_are_recorded_as_they_came(server: str) -> None:
+    told = asked(f"{server}/not-finite")
+    assert told == encode([float("nan"), float("-inf"), -0.0, 1e16])
+
+
+def test_a_tool_that_uses_no_later_key_keeps_its_name() -> None:
+    """Specs are named by their bytes: a new key at its default is not among them."""
+    told = ToolDocument(name="tool", entry="tool.py:tool").model_dump()
+    assert set(told) == {
+        *("kind", "name", "description", "entry", "code", "url", "method", "headers"),
+        *("parameters", "idempotent", "deadline_s", "output_bytes_max", "secrets"),
+    }
+    assert "model" in ToolDocument(name="t", kind="openai", url="http://x", model="m").model_dump()
 
 
 def test_nobody_there() -> None:
