@@ -80,7 +80,7 @@ def _caller(
         kept_max=settings.tool_specs_max,
     )
     past = memory_of(reader, last_sequence, settings.tool_log_wait_s)
-    return Caller(bus, tools, past, processes, objects, settings, utc_now, telemetry)
+    return Caller(bus, tools, past, processes, settings, utc_now, objects, telemetry)
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ together do not come back together; a server that says how long it wants to be l
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -16,9 +17,6 @@ from tenacity import (
     AsyncRetrying,
     RetryCallState,
     retry_if_result,
-    stop_after_attempt,
-    stop_any,
-    stop_before_delay,
     wait_random_exponential,
 )
 
@@ -42,7 +40,8 @@ async def made(
     on_retry: OnRetry,
 ) -> tuple[Outcome, int]:
     """The outcome of a call, and how many attempts it took."""
-    number = 0
+    loop, number = asyncio.get_running_loop(), 0
+    until_s = loop.time() + deadline_s
 
     async def counted() -> Outcome:
         nonlocal number
@@ -54,9 +53,14 @@ async def made(
         assert isinstance(failure, Failure)
         await on_retry(state.attempt_number, failure, state.upcoming_sleep)
 
+    def is_over(state: RetryCallState) -> bool:
+        # By the loop's clock, as all waits here are.
+        is_late = loop.time() + state.upcoming_sleep >= until_s
+        return is_late or state.attempt_number >= attempts_max
+
     retrying = AsyncRetrying(
         retry=retry_if_result(_might_do_better),
-        stop=stop_any(stop_after_attempt(attempts_max), stop_before_delay(deadline_s)),
+        stop=is_over,
         wait=_pause_s,
         before_sleep=told,
         retry_error_callback=_result,

@@ -58,9 +58,9 @@ class Caller:
         tools: Tools,
         past: Memory,
         processes: Processes,
-        objects: ObjectStore | None,
         settings: ToolSettings,
         now: Callable[[], datetime],
+        objects: ObjectStore | None = None,
         telemetry: Telemetry = OFF,
     ) -> None:
         self._tools = tools
