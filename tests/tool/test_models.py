@@ -48,6 +48,11 @@ class Hostile(ModelHandler):
             answer["choices"][0]["logprobs"] = {"content": [{"logprob": float("-inf")}]}
             answer["usage"] = {"x": float("nan")}
             self.send_json(200, answer)
+        elif fault == "cached":  # as llama.cpp and vLLM tell of themselves
+            answer = self.chat(body)
+            answer["timings"] = {"predicted_ms": time.monotonic()}
+            answer["usage"]["prompt_tokens_details"] = {"cached_tokens": len(self.seen), "x": 1}
+            self.send_json(200, answer)
         elif fault in FAULTY_STREAMS:
             self.send_pieces(FAULTY_STREAMS[fault](list(pieces_of(self.chat(body), body))))
         else:
@@ -119,6 +124,12 @@ def test_a_stream_is_recorded_as_the_whole_answer_would_be(url: str, arguments: 
     (call,) = choice["message"]["tool_calls"]
     assert call["function"] == {"name": "stock", "arguments": '{"item": "red lamps"}'}
     assert call["id"].startswith("call_")
+
+
+def test_what_a_server_says_of_its_speed_and_its_cache_is_no_part_of_the_answer(url: str) -> None:
+    one, other = (asked(url, model="cached") for _ in range(2))
+    assert one == other
+    assert value(one)["usage"]["prompt_tokens_details"] == {"x": 1}
 
 
 def test_ids_of_tool_calls_follow_from_what_was_asked(url: str) -> None:

@@ -1,8 +1,8 @@
 """What is recorded of a model's answer: the same whether it came whole or in pieces.
 
 Everything the server says is kept (token ids, log-probabilities, usage, the model's version), but
-for what names the answer and not its content: its id and its time. They would give each of ten
-equal sessions another chain. The ids of the tool calls that a model asks for are random too; here
+for what is of the answer and not of its content: its id, its times, what was in the server's cache.
+They would give each of ten equal sessions another chain. The ids of the tool calls that a model asks for are random too; here
 they follow from what was asked and what is called.
 """
 
@@ -15,7 +15,8 @@ from typing import Any
 from dsec.tool.http_exchange import fail
 from dsec_contracts.canonical import encode
 
-_NAMING = frozenset(("id", "created", "object"))
+_NAMING = frozenset(("id", "created", "object", "timings"))
+_CACHED = "cached_tokens"
 _WHOLE = frozenset(("role", "id", "type", "object", "name", "finish_reason", "stop_reason"))
 """Texts that come whole: later ones stand in the place of earlier ones."""
 _KEPT_NULL = frozenset(("content", "finish_reason"))
@@ -102,8 +103,17 @@ def recorded(answer: Any, asked: dict[str, Any], api: str) -> dict[str, Any]:
         fail("result_invalid", "the server's answer has no choices")
     key = "message" if api == "chat" else "text"
     told = {name: value for name, value in answer.items() if name not in _NAMING}
+    if isinstance(usage := told.get("usage"), dict):
+        told["usage"] = {name: _uncached(value) for name, value in usage.items()}
     told["choices"] = [_choice(one, key, asked, n) for n, one in enumerate(choices)]
     return told
+
+
+def _uncached(value: Any) -> Any:
+    """Of a count that has parts, those that do not depend on who asked before."""
+    if not isinstance(value, dict):
+        return value
+    return {name: count for name, count in value.items() if name != _CACHED}
 
 
 def _choice(choice: Any, key: str, asked: dict[str, Any], place: int) -> dict[str, Any]:
