@@ -18,6 +18,7 @@ import pytest
 from dsec.platform.user_limits import UserLimits
 from dsec.session.documents import seal
 from dsec.session.tool_document import ToolDocument
+from dsec.tool.call import load
 from dsec.tool.frames import Failure, Order, Outcome
 from dsec.tool.processes import Processes, Program
 from dsec_contracts import decode
@@ -228,3 +229,16 @@ async def test_a_program_that_is_not_there(processes: Processes) -> None:
 async def test_a_large_result_meets_the_bound(processes: Processes, url: str) -> None:
     program = over_http("large", url, output_bytes_max=50_000)
     assert failure(await asked(processes, program, x=100_000)).code == "output_too_large"
+
+
+def test_without_the_client_the_failure_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    for name in ("mcp_server", "mcp_pipes"):
+        monkeypatch.delitem(sys.modules, f"dsec.tool.{name}", raising=False)
+    program = over_http("add", "http://127.0.0.1:1/mcp")
+    told = load(program.spec_hash, program.content, {})
+    assert isinstance(told, Failure)
+    assert told.code == "tool_load_failed"
+    assert "pip install 'dsec[mcp]'" in told.message

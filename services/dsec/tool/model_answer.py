@@ -2,8 +2,8 @@
 
 Everything the server says is kept (token ids, log-probabilities, usage, the model's version), but
 for what is of the answer and not of its content: its id, its times, what was in the server's cache.
-They would give each of ten equal sessions another chain. The ids of the tool calls that a model asks for are random too; here
-they follow from what was asked and what is called.
+They would give each of ten equal sessions another chain. The ids of the tool calls that a model
+asks for are random too; here they follow from what was asked and what is called.
 """
 
 from __future__ import annotations
