@@ -9,8 +9,8 @@ from pathlib import Path
 from dsec.client.code_files import collect
 from dsec.client.openapi import with_operation
 from dsec.client.yaml_file import SpecFileError
+from dsec.platform.secrets import SecretAbsent, secrets_of
 from dsec.session.tool_document import ToolDocument
-from dsec.tool.effects import SECRET_PREFIX
 from dsec.tool.frames import Refused
 
 
@@ -50,13 +50,9 @@ def _listed(document: ToolDocument, folder: Path, where: str) -> ToolDocument:
 
 
 def _secrets(document: ToolDocument, where: str) -> Mapping[str, str]:
-    found = {}
-    for name in document.secret_names:
-        value = os.environ.get(SECRET_PREFIX + name)
-        if value is None:
-            raise SpecFileError(
-                f"{where}: to ask the server for its parameters takes {SECRET_PREFIX}{name}: set "
-                "it, or write `parameters`"
-            )
-        found[name] = value
-    return found
+    try:
+        return secrets_of(os.environ, document.secret_names, "this environment")
+    except SecretAbsent as absent:
+        raise SpecFileError(
+            f"{where}: to ask the server for its parameters: {absent}; or write `parameters`"
+        ) from absent

@@ -7,12 +7,12 @@ endpoint (`openai`).
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_serializer, model_validator
 
 from dsec.session.document_base import Document
+from dsec_contracts.service import SECRET_USE
 
 OUTPUT_BYTES_MAX = 16 << 20
 """What one tool may return, whatever its spec says."""
@@ -20,7 +20,6 @@ ATTEMPTS_MAX = 16
 KINDS = ("python", "http", "openapi", "mcp", "openai")
 
 SecretName = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,63}$")]
-SECRET_USE = re.compile(r"\$\{([^}]*)\}")
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_\-]{1,64}$")]
 """What OpenAI's API takes for the name of a function."""
 Place = Literal["path", "query", "header", "body"]

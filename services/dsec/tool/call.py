@@ -103,17 +103,31 @@ def _function(
     if document.kind == "openai":
         from dsec.tool.model_request import complete
 
-        return lambda given, key: complete(document, given, key, secrets)
+        return _ours(lambda given, key: complete(document, given, key, secrets))
     if document.kind == "mcp":
         try:
             from dsec.tool.mcp_server import connect
         except ImportError as missing:
             why = f"kind: mcp needs the MCP client ({missing}): pip install 'dsec[mcp]'"
             raise Refused(Failure("tool_load_failed", why)) from missing
-        return connect(document, spec_hash, files, secrets)
+        return _ours(connect(document, spec_hash, files, secrets))
     from dsec.tool.http_request import request
 
-    return lambda given, key: request(document, given, key, secrets)
+    return _ours(lambda given, key: request(document, given, key, secrets))
+
+
+def _ours(function: Function) -> Function:
+    """A function with no user code in it: its refusals are ours, whatever libraries they came
+    through."""
+
+    def call(arguments: dict[str, Any], key: str) -> Any:
+        try:
+            return function(arguments, key)
+        except Refused as refused:
+            failure = refused.failure
+        raise Refused(failure)
+
+    return call
 
 
 def _python(function: Any) -> Function:

@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 
 import httpx
 
-from dsec.session.tool_document import SECRET_USE, ToolDocument
+from dsec.platform.secrets import filled as secrets_in
+from dsec.session.tool_document import ToolDocument
 from dsec.tool.frames import Failure, Refused
 
 ERROR_BODY_BYTES_MAX = 1_000
@@ -120,10 +121,7 @@ def json_of(body: bytes | str) -> Any:
 
 def filled(given: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
     """Headers or variables with their secrets in place."""
-    return {
-        name: SECRET_USE.sub(lambda found: secrets[found[1]], value)
-        for name, value in given.items()
-    }
+    return {name: secrets_in(value, secrets) for name, value in given.items()}
 
 
 def fail(code: str, message: str, *, retryable: bool = False) -> NoReturn:
