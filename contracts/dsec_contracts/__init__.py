@@ -26,7 +26,7 @@ from dsec_contracts.session import (
 )
 from dsec_contracts.spec import PolicyPublished, SpecRegistered
 from dsec_contracts.step import SessionStepped
-from dsec_contracts.tool import ToolBegun, ToolCalled, ToolFailed, ToolReturned
+from dsec_contracts.tool import ToolBegun, ToolCalled, ToolFailed, ToolRetried, ToolReturned
 from dsec_contracts.worker import WorkerFenced, WorkerHeartbeat
 
 __all__ = [
@@ -61,6 +61,7 @@ __all__ = [
     "ToolBegun",
     "ToolCalled",
     "ToolFailed",
+    "ToolRetried",
     "ToolReturned",
     "UnknownEvent",
     "WorkerFenced",

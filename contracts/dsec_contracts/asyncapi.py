@@ -33,6 +33,7 @@ _KEYS = {
     "reward.deferred": "The lane that waits for the reward.",
     "reward.missing": "The lane that waits for the reward.",
     "tool.begun": "`<session id>-<id of the call>`.",
+    "tool.retried": "`<session id>-<id of the call>`.",
     "tool.returned": "The lane that waits for the result.",
     "tool.failed": "The lane that waits for the result.",
     "worker.fenced": "The worker's id.",

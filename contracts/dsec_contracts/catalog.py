@@ -40,6 +40,7 @@ EVENTS: tuple[type[Event], ...] = (
     reward.RewardRescored,
     tool.ToolCalled,
     tool.ToolBegun,
+    tool.ToolRetried,
     tool.ToolReturned,
     tool.ToolFailed,
     anchor.AnchorCaptured,

@@ -134,6 +134,11 @@ def tool_begun(step: int, turn: int, index: int) -> str:
     return f"tool_begun:{step}.{turn}.{index}"
 
 
+def tool_retried(step: int, turn: int, index: int, attempt: int) -> str:
+    """The key of the note that an attempt of a call failed and another follows."""
+    return f"tool_retried:{step}.{turn}.{index}.{attempt}"
+
+
 def tool_result(step: int, turn: int, index: int) -> str:
     """The key of what came of one call, result or failure."""
     return f"tool_result:{step}.{turn}.{index}"

@@ -7,9 +7,9 @@ first counts.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from dsec_contracts.envelope import Event, Part, Prose
 from dsec_contracts.keys import (
@@ -25,6 +25,21 @@ Turn = Annotated[int, Field(ge=0, le=TURNS_PER_STEP_MAX)]
 """Counted from 0 at each environment step."""
 Index = Annotated[int, Field(ge=0, lt=CALLS_PER_TURN_MAX)]
 """The place of a call in its turn."""
+
+
+class _Grown(Part):
+    """A part with fields that came later: at their defaults they are not written, so that what does
+    not use them is written as it always was."""
+
+    later: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        told: dict[str, Any] = serialize(self)
+        for name in self.later:
+            if getattr(self, name) == type(self).model_fields[name].default:
+                told.pop(name, None)
+        return told
 
 
 class ToolFunction(Part):
@@ -59,15 +74,21 @@ class ToolCalledFact(Part):
     """16 bytes: of the chain and of this turn. A result is delivered only if it names it."""
 
 
-class ToolUse(Part):
+class ToolUse(_Grown):
     """How a session uses one of its tools."""
+
+    later = ("calls_before",)
 
     spec: Hash
     deadline_s: float
+    calls_before: int = 0
+    """Calls of this tool that the session made before this turn."""
 
 
-class ToolCalledCircumstance(Part):
+class ToolCalledCircumstance(_Grown):
     """Who asked, where the answers go, and what is needed to give them."""
+
+    later = ("calls_before", "calls_max")
 
     worker: str = ""
     lane: str = ""
@@ -76,6 +97,10 @@ class ToolCalledCircumstance(Part):
     """True where the call may have been published before: by this attempt or an earlier one."""
     tools: dict[str, ToolUse] = Field(default_factory=dict)
     """By the names that the calls use."""
+    calls_before: int = 0
+    """Calls of any tool that the session made before this turn."""
+    calls_max: int | None = None
+    """How many it may make in all."""
 
 
 class ToolCalled(Event):
@@ -85,13 +110,17 @@ class ToolCalled(Event):
     circumstance: ToolCalledCircumstance = ToolCalledCircumstance()
 
 
-class ToolAnswerCircumstance(Part):
+class ToolAnswerCircumstance(_Grown):
     """Who answered, where, and how long the call took."""
+
+    later = ("attempts",)
 
     lane: str = ""
     replica: str = ""
     tool: str = ""
     seconds: float | None = None
+    attempts: int = 0
+    """How often the call was made; 0 where that is not known."""
 
 
 class ToolBegunFact(Part):
@@ -112,17 +141,49 @@ class ToolBegun(Event):
     circumstance: ToolAnswerCircumstance = ToolAnswerCircumstance()
 
 
-class ToolReturnedFact(Part):
+class ToolRetriedFact(Part):
+    """The call, and which attempt it was."""
+
+    session_id: SessionId
+    step: Step
+    turn: Turn
+    index: Index
+    attempt: Annotated[int, Field(ge=1)]
+    """From 1. A replica that takes a call over begins anew."""
+
+
+class ToolRetriedCircumstance(Part):
+    """Why the attempt failed, and how long the next one waits."""
+
+    replica: str = ""
+    tool: str = ""
+    code: str = ""
+    message: Prose = ""
+    pause_s: float = 0.0
+
+
+class ToolRetried(Event):
+    """An attempt of a call failed, and another follows. No session hears of it."""
+
+    fact: ToolRetriedFact
+    circumstance: ToolRetriedCircumstance = ToolRetriedCircumstance()
+
+
+class ToolReturnedFact(_Grown):
     """The call, and its result."""
+
+    later = ("blob",)
 
     session_id: SessionId
     step: Step
     turn: Turn
     index: Index
     content: bytes
-    """The canonical encoding of what the tool returned."""
+    """The canonical encoding of what the tool returned; empty where it lies in the object store."""
     turn_hash: bytes
     """16 bytes, from the call."""
+    blob: Hash | None = None
+    """SHA-256 of the canonical encoding, in hexadecimal digits: its name in the object store."""
 
 
 class ToolReturned(Event):
@@ -140,7 +201,7 @@ class ToolFailedFact(Part):
     turn: Turn
     index: Index
     code: str
-    """`arguments_invalid`, `deadline`, `outcome_unknown`, `tool_raised`, `tool_crashed`, ..."""
+    """`arguments_invalid`, `deadline`, `outcome_unknown`, `quota`, `tool_raised`, ..."""
     message: Prose = ""
     retryable: bool = False
     """Whether a call with the same arguments might do better."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,10 @@ import psutil
 import pytest
 from tests.e2e.conftest import DSEC
 
+import dsec.examples.language
 from dsec.client.client import Client
+from dsec.examples.language.model_server import ModelHandler, serve
+from dsec_contracts import decode
 
 pytestmark = [pytest.mark.stack, pytest.mark.long]
 
@@ -190,3 +195,73 @@ async def test_a_call_that_may_not_be_repeated_is_of_unknown_outcome(
     [call] = [c for c in _tool_calls(stack, list(group.session_ids)) if c["tool"] == "once"]
     assert (call["status"], call["code"]) == ("failed", "outcome_unknown")
     assert len(effects.read_text().splitlines()) == 1
+
+
+class Flaky(ModelHandler):
+    """Refuses every third request, as a busy server does."""
+
+    requests = 0
+
+    def complete(self, body: dict[str, Any]) -> None:
+        Flaky.requests += 1
+        if Flaky.requests % 3 == 0:
+            self.send_json(429, {"error": {"message": "busy"}}, Retry_After="0.2")
+        else:
+            super().complete(body)
+
+
+async def test_a_language_agent_with_a_model_and_a_tool(
+    stack: Any, client: Client, tmp_path: Path
+) -> None:
+    """Equal sessions have equal chains although each answer of the model has an id of its own, and
+    are verified when the model is gone."""
+    folder = tmp_path / "language"
+    shutil.copytree(Path(dsec.examples.language.__file__).parent, folder)
+    server = serve(0, Flaky)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    model = (folder / "model.yaml").read_text()
+    (folder / "model.yaml").write_text(model.replace("8765", str(server.server_port)))
+    group = await client.request(folder / "session.yaml", count=4, seeds="same")
+    async with asyncio.timeout(120):
+        rows = await client.wait(group)
+    server.shutdown()
+    server.server_close()
+    assert {(row.status, row.reward_total) for row in rows} == {("completed", 1.0)}, rows
+    assert len({row.chain_hash for row in rows}) == 1
+    calls = _tool_calls(stack, list(group.session_ids))
+    assert {call["status"] for call in calls} == {"returned"}
+    assert sorted(call["tool"] for call in calls) == ["model"] * 8 + ["stock"] * 4
+    assert stack.sql("select 1 from event_log where kind = 'tool.retried' limit 1")
+    for row in rows[:2]:
+        assert _dsec(stack, "verify", str(row.session_id))["ok"]
+    asked = Flaky.requests
+    [episode] = [one async for one in client.episodes(group=group)][:1]
+    assert Flaky.requests == asked
+    assert len(episode.extras["token_ids"][0]) == 1
+    [step] = stack.sql(
+        "select extras from event_log where kind = 'session.stepped' and session_id = %(id)s",
+        id=rows[0].session_id,
+    )
+    assert decode(step["extras"])["provenance"]["tool_call_id"] == "call_0_1_0"
+
+
+async def test_a_result_too_large_for_a_message_changes_nothing(
+    stack: Any, client: Client, session_files: Callable[..., Path]
+) -> None:
+    tools = TOOLS.replace("return [x] * 3", "return [x] * 200_000")
+    files = FILES | {"tools.py": tools}
+    session = session_files(AGENT, max_steps=2, agent_keys=KEYS, files=files)
+    group = await client.request(session, count=2, seeds="same")
+    async with asyncio.timeout(60):
+        rows = await client.wait(group)
+    assert {(row.status, row.steps) for row in rows} == {("completed", 2)}, rows
+    assert len({row.chain_hash for row in rows}) == 1
+    [stored] = stack.sql(
+        "select count(distinct fact_json->>'blob') as blobs, count(*) as results from event_log "
+        "where kind = 'tool.returned' and session_id = any(%(ids)s) and fact_json->>'blob' "
+        "is not null",
+        ids=list(group.session_ids),
+    )
+    assert (stored["blobs"], stored["results"]) == (2, 4)  # the same bytes are one blob
+    for row in rows:
+        assert _dsec(stack, "verify", str(row.session_id))["ok"]

@@ -351,7 +351,9 @@ class World(Wire):
         await self.place(asked)
         return asked
 
-    async def verdict(self, request: RequestFact) -> Verdict:
+    async def verdict(
+        self, request: RequestFact, get_blob: Callable[[str], bytes] | None = None
+    ) -> Verdict:
         """What verification says of a session, once all that is published now is logged."""
         reader = await LogReader.connect(self.database_url)
         await reader.wait_floor((await self.bus.stream_state()).last_sequence, WAIT_S_MAX)
@@ -359,7 +361,8 @@ class World(Wire):
         await reader.close()
         (agent, agent_content), (env, env_content) = self.codes[str(request.session_id)]
         program = load_program(agent, agent_content, env, env_content)
-        return verify(rows, program, session_config(request, program), None)
+        config = session_config(request, program)
+        return verify(rows, program, config, None, get_blob=get_blob)
 
 
 @dataclass

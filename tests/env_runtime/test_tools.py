@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import time
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.env_runtime.conftest import World, code_of, world_on
+from tests.env_runtime.conftest import World, code_of, request_of, world_on
 
+from dsec.env_runtime import results
+from dsec.env_runtime.call_counts import CallCounts
 from dsec.env_runtime.seats import UNPUBLISHABLE
 from dsec.platform.bus import Message
+from dsec.platform.objects import ObjectStore
 from dsec.session.documents import ToolUse
+from dsec.session.io import Call, Called, result_input
+from dsec.session.stored_results import StoredResult
 from dsec_contracts import ToolCalled, ToolFailed, ToolReturned, encode
 from dsec_contracts.tool import ToolFailedFact, ToolReturnedFact
 
@@ -34,7 +41,7 @@ class Agent:
     def on_tool_result(self, tool_id, result):
         self.total += result["sum"] if "sum" in result else 100
 """
-CODE = code_of(AGENT, tools=[TOOL])
+CODE = code_of(AGENT, tools=[TOOL], tool_calls_max=100)
 
 
 class Tools:
@@ -44,6 +51,8 @@ class Tools:
         self.world = world
         self.called: list[tuple[Message, ToolCalled]] = []
         self.answering = False
+        self.store: ObjectStore | None = None
+        """Where results go, if not with their messages."""
         world.spawn(self._follow())
 
     async def _follow(self) -> None:
@@ -79,10 +88,19 @@ class Tools:
                 answer = ToolFailed(fact=ToolFailedFact(**about, code="c", message="m"))
             else:
                 content = encode({"sum": len(fact.calls[0].function.arguments)})
-                answer = ToolReturned(fact=ToolReturnedFact(**about, content=content))
+                blob = None
+                if self.store is not None:
+                    blob, content = self.store.put(content), b""
+                answer = ToolReturned(fact=ToolReturnedFact(**about, content=content, blob=blob))
             await self.world.publish(
                 answer, lane or event.circumstance.lane, session_id=fact.session_id
             )
+
+
+def counts_of(turns: list[ToolCalled]) -> list[tuple[int, int]]:
+    """Calls of the tool, and of all, before each turn."""
+    told = [turn.circumstance for turn in turns]
+    return [(one.tools["add"].calls_before, one.calls_before) for one in told]
 
 
 async def test_a_session_calls_hears_and_verifies(world: World) -> None:
@@ -97,6 +115,8 @@ async def test_a_session_calls_hears_and_verifies(world: World) -> None:
     turns = tools.of(request.session_id)
     places = [(turn.fact.step, turn.fact.turn, len(turn.fact.calls)) for turn in turns]
     assert places == [(0, 0, 2), (0, 1, 1), (2, 0, 2), (2, 1, 1)]
+    assert counts_of(turns) == [(0, 0), (2, 2), (3, 3), (5, 5)]
+    assert {turn.circumstance.calls_max for turn in turns} == {100}
     first, beside = tools.called[0], tools.called[1]
     assert first[0].envelope().causationid == f"{request.session_id}/started"
     assert beside[0].envelope().causationid == f"{request.session_id}/step:0"
@@ -169,6 +189,9 @@ async def test_a_session_whose_worker_died_goes_on_with_the_same_chain(
     tools.answering = True
     ended = await world.ended(request.session_id)
     assert (ended.fact.code, ended.fact.steps) == ("max_steps", 4)
+    counts = {(0, 0): 0, (0, 1): 2, (2, 0): 3, (2, 1): 5}  # whoever publishes a turn
+    for turn in tools.of(request.session_id):
+        assert turn.circumstance.calls_before == counts[turn.fact.step, turn.fact.turn]
     assert (await world.verdict(request)).ok
     await world.worker()
     undisturbed = await world.run_session(CODE, max_steps=4)
@@ -190,3 +213,102 @@ async def test_calls_that_fit_no_message_end_their_session_alone(
         assert ended.fact.code == UNPUBLISHABLE
         verdict = await world.verdict(request)
         assert (verdict.first_divergence, verdict.complete) == (None, True)
+
+
+async def test_a_result_from_the_object_store_is_the_result(world: World, tmp_path: Path) -> None:
+    """Live, after a restart and in verification: the way that it took changes no chain."""
+    world.record()
+    world.answering = True
+    tools = Tools(world)
+    url = f"file://{tmp_path}/objects"
+    store = ObjectStore(url)
+    tools.store, tools.answering = store, True
+    first = await world.worker(object_store_url=url)
+    request = await world.run_session(CODE, max_steps=4)
+    ended = await world.ended(request.session_id)
+    assert (ended.fact.code, ended.fact.steps) == ("max_steps", 4)
+    assert (await world.verdict(request, store.get)).ok
+    without = (await world.verdict(request)).first_divergence
+    assert without is not None
+    assert "object store" in without.expected
+
+    tools.answering = False
+    again = await world.run_session(CODE, max_steps=4)
+    turn = (await tools.until_called(again.session_id, 1))[0]
+    await tools.answer(turn)
+    await tools.until_called(again.session_id, 2)
+    await first.close()
+    del world.runs["w1"]
+    await world.worker("w2", object_store_url=url)
+    tools.answering = True
+    await world.place(again, "w2", 2, previous_lane="w1-0")
+    assert (await world.ended(again.session_id)).fact.chain == ended.fact.chain
+
+    tools.store = None
+    inline = request_of(CODE, max_steps=4)
+    await world.place(inline, "w2")
+    assert (await world.ended(inline.session_id)).fact.chain == ended.fact.chain
+
+
+async def test_a_result_that_the_store_does_not_have_ends_its_session_with_that_reason(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "ABSENT_S_MAX", 0.3)
+    world.record()
+    world.answering = True
+    tools = Tools(world)
+    (tmp_path / "objects").mkdir()
+    await world.worker(object_store_url=f"file://{tmp_path}/objects")
+    tools.store = ObjectStore(f"file://{tmp_path}/another")
+    tools.answering = True
+    request = await world.run_session(CODE, max_steps=4)
+    ended = await world.ended(request.session_id)
+    assert (ended.fact.status, ended.fact.code) == ("failed", "blob_not_found")
+    assert "the result of a tool" in ended.circumstance.message
+    other = await world.run_session(max_steps=4)
+    assert (await world.ended(other.session_id)).fact.code == "max_steps"
+
+
+def test_a_stored_result_of_other_bytes_is_refused() -> None:
+    with pytest.raises(ValueError, match="other bytes than its name says"):
+        StoredResult(0, "0" * 64, b"h" * 16).given(b"x")
+
+
+def test_a_turn_is_counted_once_however_often_it_is_asked_for() -> None:
+    def turn(step: int, *names: str) -> Called:
+        return Called(step, 0, b"", tuple(Call("", name, "{}") for name in names), b"", b"")
+
+    turns = turn(0, "a", "b"), turn(1, "a"), turn(2, "b")
+    counts = CallCounts()
+    told = [counts.before(one) for one in turns]
+    assert told == [{}, {"a": 1, "b": 1}, {"a": 2, "b": 1}]
+    assert [counts.before(one) for one in turns] == told
+    again = CallCounts(reversed(turns))  # of a session that comes back
+    assert [again.before(one) for one in turns] == told
+    assert again.before(turn(3, "a")) == {"a": 2, "b": 2}
+
+
+async def test_an_answer_behind_one_that_is_fetched_does_not_overtake_it() -> None:
+    """Of two answers to a call the first counts, so that a restart hears the same."""
+    content, given = encode("first"), []
+    blob = hashlib.sha256(content).hexdigest()
+
+    class Slow(ObjectStore):
+        def get(self, key: str) -> bytes:
+            time.sleep(0.1)
+            return content
+
+    waiting = results.Results(
+        Slow("file:///nowhere"), lambda _, one: given.append(one.content), lambda *_: None
+    )
+    running = asyncio.create_task(waiting.run())
+    assert waiting.holds(b"a", StoredResult(0, blob, b"h" * 16)) is None
+    second = result_input(0, "", encode("second"), b"h" * 16)
+    assert waiting.holds(b"a", second) is None
+    assert waiting.holds(b"b", second) is second
+    async with asyncio.timeout(5):
+        while len(given) < 2:  # noqa: ASYNC110 - a thread's work
+            await asyncio.sleep(0.01)
+    assert given == [content, encode("second")]
+    assert waiting.holds(b"a", second) is second
+    running.cancel()

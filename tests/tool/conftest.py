@@ -79,7 +79,10 @@ class Rig:
             "DSEC_NATS_URL": self.nats_url,
             "DSEC_DATABASE_URL": self.database_url,
             "DSEC_TOOL_REPLICA": name,
-            **{f"DSEC_TOOL_{key.upper()}": str(value) for key, value in told.items()},
+            **{
+                f"DSEC_{'' if key.startswith('object_') else 'TOOL_'}{key.upper()}": str(value)
+                for key, value in told.items()
+            },
         }
         with (self.folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen([sys.executable, "-m", "dsec.tool"], env=env, stderr=log)
@@ -107,6 +110,8 @@ class Rig:
         again: bool = False,
         arguments: str = "{}",
         lane: str = "lane",
+        calls_before: int = 0,
+        **told: Any,
     ) -> None:
         """One turn with a call of each spec."""
         names = {f"t{n}": spec for n, spec in enumerate(specs)}
@@ -124,9 +129,12 @@ class Rig:
             ],
             turn_hash=bytes([step]) * 16,
         )
-        uses = {n: ToolUse(spec=spec, deadline_s=deadline_s) for n, spec in names.items()}
-        told = ToolCalledCircumstance(lane=lane, again=again, tools=uses)
-        event = ToolCalled(fact=fact, circumstance=told)
+        uses = {
+            n: ToolUse(spec=spec, deadline_s=deadline_s, calls_before=calls_before)
+            for n, spec in names.items()
+        }
+        circumstance = ToolCalledCircumstance(lane=lane, again=again, tools=uses, **told)
+        event = ToolCalled(fact=fact, circumstance=circumstance)
         await self.publish(event, SESSION, session_id=SESSION)
 
     async def follow(self) -> None:

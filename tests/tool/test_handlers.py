@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dsec.platform.bus.stream import DUPLICATE_WINDOW_S
-from dsec.tool.handlers import may_be_made
+from dsec.tool.asked import may_be_made
 
 NOW = datetime(2026, 5, 4, tzinfo=UTC)
 

@@ -246,7 +246,7 @@ def test_arguments_that_do_not_fit_are_told_to_the_agent(arguments: str, told: s
             "Odd, which raises when it is told",
         ),
         ("def tool(): return object()", "result_invalid", "cannot be recorded"),
-        ("def tool(): return 'x' * 65_536", "output_too_large", "output_bytes_max is 65536"),
+        ("def tool(): return 'x' * (1 << 20)", "output_too_large", "output_bytes_max is 1048576"),
         ("import nothing_here\ndef tool(): pass", "tool_load_failed", "nothing_here"),
         ("def other(): pass", "tool_load_failed", "has no 'tool'"),
         ("tool = 3", "tool_raised", "not callable"),
@@ -296,8 +296,19 @@ class Server(BaseHTTPRequestHandler):
             return
         elif self.path.startswith("/no-json"):
             answer = "{"
+        elif self.path.startswith("/no-utf8"):
+            answer = '"\xff"'
+        elif self.path.startswith("/not-finite"):
+            answer = "[NaN, -Infinity, -0.0, 1e16]"
+        elif self.path.startswith("/half"):
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b"half")
+            self.close_connection = True
+            return
         elif self.path.startswith("/large"):
-            answer = "x" * 200_000
+            answer = "x" * 2_000_000
         data = answer.encode("latin-1")
         self.send_response(status)
         self.send_header("Content-Type", kind)
@@ -365,7 +376,9 @@ def test_text_is_text(server: str) -> None:
         ("/status/404", "http_status", False),
         ("/status/302", "http_status", False),
         ("/broken", "http_broken", False),
+        ("/half", "http_broken", False),
         ("/no-json", "result_invalid", False),
+        ("/no-utf8", "result_invalid", False),
         ("/large", "output_too_large", False),
     ],
 )
@@ -377,6 +390,21 @@ def test_answers_that_are_no_result(server: str, path: str, code: str, retryable
         again = asked(f"{server}{path}", idempotent=True)
         assert isinstance(again, Failure)
         assert again.retryable
+
+
+def test_numbers_are_recorded_as_they_came(server: str) -> None:
+    told = asked(f"{server}/not-finite")
+    assert told == encode([float("nan"), float("-inf"), -0.0, 1e16])
+
+
+def test_a_tool_that_uses_no_later_key_keeps_its_name() -> None:
+    """Specs are named by their bytes: a new key at its default is not among them."""
+    told = ToolDocument(name="tool", entry="tool.py:tool").model_dump()
+    assert set(told) == {
+        *("kind", "name", "description", "entry", "code", "url", "method", "headers"),
+        *("parameters", "idempotent", "deadline_s", "output_bytes_max", "secrets"),
+    }
+    assert "model" in ToolDocument(name="t", kind="openai", url="http://x", model="m").model_dump()
 
 
 def test_nobody_there() -> None:

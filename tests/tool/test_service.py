@@ -9,7 +9,9 @@ import pytest
 from tests.tool.conftest import SESSION, Rig, spec_of
 
 from dsec.platform.bus import Message
-from dsec_contracts import ToolBegun, ToolFailed, ToolReturned, subjects
+from dsec.platform.objects import ObjectStore
+from dsec.session.stored_results import INLINE_BYTES_MAX
+from dsec_contracts import ToolBegun, ToolFailed, ToolReturned, decode, subjects
 from dsec_contracts.tool import ToolBegunFact
 
 pytestmark = [pytest.mark.nats, pytest.mark.postgres]
@@ -165,3 +167,33 @@ async def test_what_is_no_call_is_put_aside(rig: Rig) -> None:
     while len(dead) < 2:
         dead += await consumer.fetch(10, 1)
     assert len(dead) == 2
+
+
+async def test_a_large_result_goes_through_the_object_store(rig: Rig) -> None:
+    large = spec_of(f"def tool(): return 'x' * {INLINE_BYTES_MAX}", idempotent=True)
+    beyond = spec_of("def tool(): return 'x' * 90_000", output_bytes_max=80_000)
+    await rig.know(large, beyond)
+    url = f"file://{rig.folder}/objects"
+    rig.start(object_store_url=url)
+    await rig.call(large[0], beyond[0], step=2)
+    await rig.until(lambda: len(rig.answers) == 2)
+    returned, failed = sorted((e for _, e in rig.answers), key=lambda e: e.fact.index)
+    assert isinstance(returned, ToolReturned)
+    assert returned.fact.content == b""
+    assert returned.fact.blob is not None
+    assert decode(ObjectStore(url).get(returned.fact.blob)) == "x" * INLINE_BYTES_MAX
+    assert isinstance(failed, ToolFailed)
+    assert failed.fact.code == "output_too_large"
+    await rig.call(large[0], beyond[0], step=2, again=True)
+    await rig.until(lambda: len(rig.answers) == 4)
+    again = [e.fact for _, e in rig.answers[2:] if e.fact.index == 0]
+    assert again == [returned.fact]
+
+
+async def test_without_an_object_store_a_message_is_the_bound(rig: Rig) -> None:
+    fits = spec_of("def tool(): return 'x' * 300_000")
+    beyond = spec_of("def tool(): return 'x' * 1_000_000")
+    await rig.know(fits, beyond)
+    rig.start(object_store_url="")
+    await rig.call(fits[0], beyond[0])
+    assert await rig.answered(2) == ["x" * 300_000, "output_too_large"]

@@ -27,9 +27,48 @@ select tool, count(*) as calls,
 from tool_call group by tool order by tool
 """
 _CALLS = """
-select step, call_id, tool, status, code, seconds, message from tool_call
-where session_id = :session_id and session_at = :session_at order by step, turn, call limit :limit
+select c.session_id, c.step, c.call_id, c.tool, c.status, c.code, c.seconds, c.message,
+       c.called_at,
+       extract(epoch from coalesce(c.answered_at, now()) - c.called_at)::float8 as age_s,
+       (a.told->'tools'->c.tool->>'deadline_s')::float8 as deadline_s,
+       coalesce((r.told->>'attempts')::int, t.failed + (b.key is not null or t.failed > 0)::int)
+           as attempts,
+       coalesce(c.code || ': ' || c.message, l.error) as last_error
+from tool_call c
+cross join lateral (select step || '.' || turn || '.' || call as place) p
+join lateral (select replace(circumstance::text, '\\u0000', '\\u2400')::json as told
+    from event_log e where e.session_id = c.session_id and e.session_at = c.session_at
+    and e.key = 'tool_call:' || c.step || '.' || c.turn) a on true
+left join lateral (select replace(circumstance::text, '\\u0000', '\\u2400')::json as told
+    from event_log e where e.session_id = c.session_id and e.session_at = c.session_at
+    and e.key = 'tool_result:' || p.place) r on true
+left join event_log b on b.session_id = c.session_id and b.session_at = c.session_at
+    and b.key = 'tool_begun:' || p.place
+cross join lateral (select count(*)::int as failed from event_log e
+    where e.session_id = c.session_id and e.session_at = c.session_at
+    and e.key like 'tool_retried:' || p.place || '.%') t
+left join lateral (select x.told->>'code' || ': ' || (x.told->>'message') as error from (
+    select replace(circumstance::text, '\\u0000', '\\u2400')::json as told, epoch, sequence
+    from event_log e where e.session_id = c.session_id and e.session_at = c.session_at
+    and e.key like 'tool_retried:' || p.place || '.%'
+    order by epoch desc, sequence desc limit 1) x) l on true
 """
+_OF_SESSION = (
+    _CALLS
+    + """
+where c.session_id = :session_id and c.session_at = :session_at
+order by c.step, c.turn, c.call limit :limit
+"""
+)
+_PENDING = (
+    _CALLS
+    + """
+where c.status = 'waiting' and not exists (select from event_log e
+    where e.session_id = c.session_id and e.session_at = c.session_at and e.key = 'ended')
+order by c.called_at limit :limit
+"""
+)
+"""What a session that is over has called is nobody's any more."""
 
 
 @click.group()
@@ -55,17 +94,18 @@ def list_(as_json: bool) -> None:
 
 @tools.command()
 @click.option("--session-id", "named", help="The calls of this session, one by one.")
+@click.option("--pending", is_flag=True, help="The calls that wait now, the oldest first.")
 @json_option
 @answers
-def status(named: str | None, as_json: bool) -> None:
-    """Show how calls fared: over all sessions by tool, or those of one session."""
-    found = run_async(_rows(_STATUS) if named is None else _calls(named))
+def status(named: str | None, pending: bool, as_json: bool) -> None:
+    """Show how calls fared: over all sessions by tool, those of one session, or those that wait."""
+    found = run_async(_calls(named, pending) if named or pending else _rows(_STATUS))
     if as_json:
         say_json(found)
-    elif named is None:
-        _print_by_tool(found)
-    else:
+    elif named or pending:
         _print_calls(found)
+    else:
+        _print_by_tool(found)
 
 
 async def _rows(statement: str) -> list[dict[str, Any]]:
@@ -73,13 +113,17 @@ async def _rows(statement: str) -> list[dict[str, Any]]:
         return [dict(row._mapping) for row in await client.queries.rows(statement)]
 
 
-async def _calls(named: str) -> list[dict[str, Any]]:
+async def _calls(named: str | None, pending: bool) -> list[dict[str, Any]]:
     async with Client(name="cli") as client:
+        if named is None:
+            rows = await client.queries.rows(_PENDING, limit=CALLS_MAX)
+            return [dict(row._mapping) for row in rows]
         session_id = await find_session(client.queries, named)
         rows = await client.queries.rows(
-            _CALLS, session_id=session_id, session_at=session_time(session_id), limit=CALLS_MAX
+            _OF_SESSION, session_id=session_id, session_at=session_time(session_id), limit=CALLS_MAX
         )
-        return [dict(row._mapping) for row in rows]
+        found = [dict(row._mapping) for row in rows]
+        return [row for row in found if row["status"] == "waiting"] if pending else found
 
 
 def _print_by_tool(found: list[dict[str, Any]]) -> None:
@@ -96,15 +140,24 @@ def _print_by_tool(found: list[dict[str, Any]]) -> None:
 
 
 def _print_calls(found: list[dict[str, Any]]) -> None:
-    table = plain_table("call", "tool", "status", "code", "s", "message", right=("s",))
+    numbers = ("age s", "deadline s", "attempts")
+    table = plain_table("session", "call", "tool", "status", *numbers, "last error", right=numbers)
     for row in found:
-        last = (row["message"] or "").strip().rpartition("\n")[2]
         table.add_row(
+            str(row["session_id"]),
             row["call_id"],
             row["tool"],
             row["status"],
-            row["code"] or "",
-            number(row["seconds"]),
-            last[:80],
+            number(row["age_s"]),
+            number(row["deadline_s"]),
+            str(row["attempts"]),
+            _last_line(row["last_error"]),
         )
     out.print(table)
+
+
+def _last_line(error: str | None) -> str:
+    """The code, and the line of a traceback that says most."""
+    code, _, message = (error or "").partition(": ")
+    line = message.strip().rpartition("\n")[2]
+    return f"{code}: {line[:80]}" if line else code

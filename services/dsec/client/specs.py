@@ -18,6 +18,7 @@ from jsonschema import Draft202012Validator, SchemaError
 from pydantic import ValidationError
 
 from dsec.client.code_files import collect
+from dsec.client.described_tools import described
 from dsec.client.local_imports import local_imports
 from dsec.client.told import code_sentence
 from dsec.client.yaml_file import SpecFileError, read_documents
@@ -215,6 +216,7 @@ def _advice(kind: str, message: str, key: str, model: type[Document]) -> str:
 def _seal(kind: str, mapping: Mapping[str, Any], folder: Path, where: str) -> SealedSpec:
     document = _validated(DOCUMENTS[kind], mapping, where)
     if isinstance(document, ToolDocument):
+        document = described(document, folder, where)
         _check_parameters(document, where)
     if not isinstance(document, AgentDocument) or not document.tools:
         return _sealed(kind, document, folder, where)
@@ -257,7 +259,7 @@ def _check_parameters(document: ToolDocument, where: str) -> None:
 def _sealed(kind: str, document: Any, folder: Path, where: str) -> SealedSpec:
     """Collect the code (only where the entry is a file: nothing else can use it) and seal."""
     place, colon, attribute = document.entry.partition(":")
-    whole = document.entry == "env" or getattr(document, "url", "")
+    whole = document.entry == "env" or getattr(document, "kind", "python") != "python"
     if not whole and not (place and colon and attribute):
         raise SpecFileError(
             f"{where}: entry: {document.entry!r} must be FILE.py:NAME or MODULE:NAME"
@@ -271,6 +273,8 @@ def _sealed(kind: str, document: Any, folder: Path, where: str) -> SealedSpec:
             if not (folder / place).is_file():
                 why = f"does not exist in {folder}: correct the path"
             raise SpecFileError(f"{where}: entry: {place} {why}")
+    elif isinstance(document, ToolDocument) and document.kind == "mcp" and document.ships_code:
+        files = collect(folder, document.code, f"{where}: code")
     try:
         spec_hash, content = seal(kind, document, files)
     except (SpecError, CanonicalError) as error:

@@ -15,7 +15,7 @@ from dsec.platform.clock import utc_now
 from dsec.session.io import Called
 from dsec.session.tools import called_fact
 from dsec_contracts import ToolCalled, keys
-from dsec_contracts.tool import ToolCalledCircumstance
+from dsec_contracts.tool import ToolCalledCircumstance, ToolUse
 
 PUBLISHES_IN_FLIGHT_MAX = 64
 
@@ -62,6 +62,7 @@ class Calls:
         """Publish one; why it fits no message, or None."""
         seat, turn, again = call
         session_id, attempt = seat.placed.session_id, seat.placed.attempt
+        before = seat.call_counts.before(turn)
         event = ToolCalled(
             fact=called_fact(session_id, turn),
             circumstance=ToolCalledCircumstance(
@@ -69,7 +70,9 @@ class Calls:
                 lane=self._lane,
                 attempt=attempt,
                 again=again,
-                tools={one.name: seat.tools[one.name] for one in turn.calls},
+                tools={one.name: _use(seat, one.name, before[one.name]) for one in turn.calls},
+                calls_before=before.total(),
+                calls_max=seat.calls_max,
             ),
         )
         try:
@@ -87,3 +90,9 @@ class Calls:
             return str(error)
         seat.published_ns = monotonic_ns()
         return None
+
+
+def _use(seat: Seat, name: str, calls_before: int) -> ToolUse:
+    """How the session uses a tool, now that it has called it so often."""
+    use = seat.tools[name]
+    return use.model_copy(update={"calls_before": calls_before}) if calls_before else use

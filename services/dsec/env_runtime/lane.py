@@ -16,8 +16,9 @@ from time import monotonic_ns
 from dsec.env_runtime.anchors import Outbox
 from dsec.env_runtime.calls import Calls
 from dsec.env_runtime.packing import Row, heard, pack, split
+from dsec.env_runtime.results import Results
 from dsec.env_runtime.running import RunningSlot
-from dsec.env_runtime.seats import Seat, uncallable, unpublishable
+from dsec.env_runtime.seats import Seat, cut_short, uncallable, unpublishable
 from dsec.env_runtime.traces import LaneTraces
 from dsec.platform.bus import BadMessage, Bus, Consumer, Message, TooLarge
 from dsec.platform.cancellation import cancelled
@@ -75,6 +76,7 @@ class Lane:
         self._unanswered: list[tuple[Seat, Stepped]] = []
         self._calls = Calls(bus, name, worker)
         self.anchors = Outbox(bus, objects, name, worker, self._wake.set)
+        self.results = Results(objects, self._give_fetched, self._lose)
         self._stopping = False
         self._held = False
         self._busy = asyncio.Lock()
@@ -377,10 +379,23 @@ class Lane:
             return
         for raw_id, given in heard(event):
             seat = self.seats.get(raw_id)
-            if seat is not None:
-                self._give(seat, given)
+            if seat is not None and (now := self.results.holds(raw_id, given)) is not None:
+                self._give(seat, now)
         self._running.clear()
         self._signal()
+
+    def _give_fetched(self, raw_id: bytes, given: Input) -> None:
+        if (seat := self.seats.get(raw_id)) is not None:
+            self.give(seat, given)
+
+    def _lose(self, raw_id: bytes, message: str) -> None:
+        """End a session whose input is nowhere to be had."""
+        seat = self.seats.get(raw_id)
+        if seat is not None and seat.machine.ended is None:
+            seat.machine.ended = ended = cut_short(seat, "blob_not_found", message)
+            self._ends.append((seat, ended))
+            self._waiting.discard(raw_id)
+            self._signal()
 
     def give(self, seat: Seat, given: Input) -> None:
         """One input for one session."""

@@ -15,6 +15,7 @@ from dsec.session.io import (
     result_input,
     reward_input,
 )
+from dsec.session.stored_results import StoredResult
 from dsec_contracts import (
     Event,
     RewardMissing,
@@ -129,7 +130,7 @@ def _reward_specs(session_ids: Sequence[bytes], specs: Sequence[str]) -> dict[st
     return {"": usual} | {raw_id.hex(): spec for raw_id, spec in pairs if spec != usual}
 
 
-def heard(event: Event) -> Iterator[tuple[bytes, Input]]:
+def heard(event: Event) -> Iterator[tuple[bytes, Input | StoredResult]]:
     """The inputs of a reply, each with the bytes of its session's id."""
     if isinstance(event, RewardScored):
         row, n = event.row, event.rows
@@ -155,10 +156,12 @@ def heard(event: Event) -> Iterator[tuple[bytes, Input]]:
         yield event.fact.session_id.bytes, _result(event)
 
 
-def _result(event: ToolReturned | ToolFailed) -> Input:
+def _result(event: ToolReturned | ToolFailed) -> Input | StoredResult:
     fact = event.fact
     ordinal = keys.call_ordinal(fact.step, fact.turn, fact.index)
     if isinstance(event, ToolReturned):
+        if event.fact.blob is not None:
+            return StoredResult(ordinal, event.fact.blob, fact.turn_hash)
         return result_input(ordinal, "", event.fact.content, fact.turn_hash)
     failed = event.fact
     content = failure_content(failed.message, failed.retryable)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
+from dsec.env_runtime.call_counts import CallCounts
 from dsec.env_runtime.loading import Loaded as LoadedAnchor
 from dsec.env_runtime.packing import Sender
 from dsec.env_runtime.running import RunningSlot
@@ -91,6 +92,9 @@ class Seat:
     sender: Sender
     tools: Mapping[str, ToolUse] = field(default_factory=dict)
     """What the agent may call, by name."""
+    calls_max: int | None = None
+    """How many calls it may make in all."""
+    call_counts: CallCounts = field(default_factory=CallCounts)
     undeclared_uses: str = ""
     last: Stepped | None = None
     chain_before: bytes | None = None
@@ -225,6 +229,15 @@ class Library:
             self._is_env_reward.popitem(last=False)
         return not self._is_env_reward[spec_hash]
 
+    def result(self, blob: str) -> bytes:
+        """The result of a tool that lies in the object store. Blocks.
+
+        Raises:
+            BlobMissing: the store does not have it, or there is none.
+            ObjectStoreError: the store is away.
+        """
+        return blob_content(self._objects, blob, "the result of a tool")
+
     async def policy(self, version: str, tail: Tail) -> Any:
         """The state of a pinned policy, `name@version`, decoded anew for each session."""
         if version not in self._policies:
@@ -295,6 +308,7 @@ class Opener:
                 for tool in program.agent.tools
                 if tool.name is not None and tool.deadline_s is not None
             },
+            calls_max=program.agent.tool_calls_max,
             undeclared_uses=loaded.undeclared_uses,
         )
 
@@ -312,7 +326,8 @@ class Opener:
             raise NotNow(str(error)) from error
         rows = await self._log.rows(placed.session_id, upto=tail.sequence, epoch=tail.epoch)
         try:
-            return await asyncio.to_thread(Recorded.from_rows, rows)
+            with _starting("blob_not_found"):
+                return await asyncio.to_thread(Recorded.from_rows, rows, self._library.result)
         except (RecordedGap, RecordedInvalid) as error:
             raise StartFailed("log_damaged", str(error)) from error
 
@@ -338,6 +353,7 @@ def open_seat(
         if isinstance(output, Ended):
             return Opening(seat, ended=output)
         return Opening(seat, started=output, pending=[] if recorded is None else recorded.inputs)
+    seat.call_counts = CallCounts(recorded.turns.values())
     yield 0
     if loaded is not None:
         anchor, before = loaded.anchor, recorded.steps[loaded.anchor.position - 1]
@@ -396,10 +412,15 @@ def unpublishable(seat: Seat, message: str) -> Ended:
 
 def uncallable(seat: Seat, message: str) -> Ended:
     """The end of a session whose tool calls cannot be published. The steps before them count."""
+    return cut_short(seat, UNPUBLISHABLE, message)
+
+
+def cut_short(seat: Seat, code: str, message: str) -> Ended:
+    """The end of a session that cannot go on from where it stands. Its steps count."""
     machine, inputs = seat.machine, encode([])
     steps, episodes = machine.steps, machine.episodes
-    chain = chain_end(machine.chain, "failed", UNPUBLISHABLE, steps, episodes, inputs)
-    return Ended("failed", UNPUBLISHABLE, steps, episodes, inputs, chain, message)
+    chain = chain_end(machine.chain, "failed", code, steps, episodes, inputs)
+    return Ended("failed", code, steps, episodes, inputs, chain, message)
 
 
 _DONE = slice(STEP_FIELDS.index("terminated"), STEP_FIELDS.index("truncated") + 1)

@@ -191,6 +191,7 @@ class Worker:
                     self._spawn(self._hear(lane, consumer, lane.name, start - 1))
                     self._spawn(lane.run())
                     self._spawn(lane.anchors.run())
+                    self._spawn(lane.results.run())
                 self._spawn(self._take_placements(placements))
                 self._spawn(self._heartbeat())
                 self._spawn(self._repeat_unanswered())

@@ -199,7 +199,7 @@ ROLES = (
     ),
     Role(
         "tool",
-        events=(tool.ToolBegun, tool.ToolReturned, tool.ToolFailed),
+        events=(tool.ToolBegun, tool.ToolRetried, tool.ToolReturned, tool.ToolFailed),
         durables=(Durable("tool", subjects.every(tool.ToolCalled.event_name())),),
     ),
     Role(

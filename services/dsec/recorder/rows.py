@@ -42,6 +42,7 @@ from dsec_contracts import (
     ToolBegun,
     ToolCalled,
     ToolFailed,
+    ToolRetried,
     ToolReturned,
     WorkerFenced,
     canonical,
@@ -141,6 +142,8 @@ def natural_key(event: Event) -> str:
             return keys.tool_call(event.fact.step, event.fact.turn)
         case ToolBegun(fact=call):
             return keys.tool_begun(call.step, call.turn, call.index)
+        case ToolRetried(fact=call):
+            return keys.tool_retried(call.step, call.turn, call.index, call.attempt)
         case ToolReturned(fact=call) | ToolFailed(fact=call):
             return keys.tool_result(call.step, call.turn, call.index)
         case AnchorCaptured():

@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from dsec.platform.object_errors import BlobDamaged, BlobNotFound
 from dsec.reward.score import Asks, RewardError, Scorer, reward_fact
 from dsec.session import log_row
 from dsec.session.io import SessionConfig
@@ -92,12 +93,12 @@ def verify(
 
     Args:
         scorer: of the session's reward spec; None leaves the rewards alone.
-        get_blob: gives the bytes of observations that lie in the object store; without it a
-            reward that needs one counts as unequal.
+        get_blob: gives the bytes of observations and of tools' results that lie in the object
+            store; without it a reward that needs one counts as unequal.
     """
     ordered = sorted(rows, key=position)
     try:
-        recorded = Recorded.from_rows(ordered)
+        recorded = Recorded.from_rows(ordered, get_blob)
         machine = SessionMachine(program, config, interposition)
         try:
             divergence = rerun(machine, recorded)
@@ -105,7 +106,7 @@ def verify(
             machine.close()
     except RecordedGap as gap:
         return Verdict(0, Divergence(gap.step, "recorded", True, False), None, 0, False)
-    except RecordedInvalid as invalid:
+    except (RecordedInvalid, BlobNotFound, BlobDamaged) as invalid:
         return Verdict(0, Divergence(None, "fact", str(invalid), None), None, 0, False)
     columns = _columns(ordered)
     rewards = _Rewards(ordered, get_blob)

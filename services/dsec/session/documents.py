@@ -12,14 +12,16 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     field_validator,
     model_serializer,
     model_validator,
 )
 
+from dsec.session.document_base import Document as Document
+from dsec.session.document_base import not_yet as _not_yet
+from dsec.session.tool_document import ToolDocument as ToolDocument
+from dsec.session.tool_document import ToolName
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.keys import TURNS_PER_STEP_MAX
 from dsec_contracts.session import ShortText
@@ -27,22 +29,6 @@ from dsec_contracts.session import ShortText
 SPEC_FILE_BYTES_MAX = 1 << 20
 SPEC_FILES_MAX = 256
 TOOLS_MAX = 64
-OUTPUT_BYTES_MAX = 400_000
-"""What one tool may return: it travels in one message, and is kept in the log."""
-
-
-class Document(BaseModel):
-    """A document: frozen, no unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-def _not_yet(name: str, hint: str) -> ValueError:
-    return ValueError(f"{name} is reserved and not implemented yet: {hint}")
-
-
-SecretName = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,63}$")]
-_SECRET_USE = re.compile(r"\$\{([^}]*)\}")
 
 
 class PolicyUse(Document):
@@ -76,10 +62,6 @@ class Anchors(Document):
         if not self.at_episode_start:
             del told["at_episode_start"]
         return told
-
-
-ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_\-]{1,64}$")]
-"""What OpenAI's API takes for the name of a function."""
 
 
 class ToolUse(Document):
@@ -124,6 +106,8 @@ class AgentDocument(Document):
     anchors: Anchors = Anchors()
     deterministic_mode: bool = True
     tool_turns_max: Annotated[int, Field(ge=1, le=TURNS_PER_STEP_MAX)] = 8
+    tool_calls_max: Annotated[int, Field(ge=1, le=10**9, strict=True)] | None = None
+    """Calls of a session in all; those beyond it fail with the code `quota`."""
     step_deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 30.0
 
     @model_validator(mode="after")
@@ -135,6 +119,14 @@ class AgentDocument(Document):
         if self.tools and not self.deterministic_mode:
             raise _not_yet("tools with deterministic_mode: false", "use deterministic_mode: true")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialize: Any) -> dict[str, Any]:
+        # Specs are named by their bytes: one that does not use the key keeps its name.
+        told: dict[str, Any] = serialize(self)
+        if self.tool_calls_max is None:
+            told.pop("tool_calls_max", None)
+        return told
 
     def tool_names(self) -> tuple[str, ...]:
         """What the agent calls its tools."""
@@ -202,56 +194,6 @@ class RewardDocument(Document):
         if value != "step":
             raise ValueError("per must be `step`")
         return value
-
-
-class ToolDocument(Document):
-    """tool.yaml: a Python function, or one HTTP request."""
-
-    kind: str = "python"
-    name: ToolName
-    description: str = ""
-    entry: str = ""
-    """`python`: FILE.py:FUNCTION or MODULE:FUNCTION, called with the arguments by name."""
-    code: list[str] = Field(default_factory=lambda: ["*.py"])
-    url: str = ""
-    """`http`: where arguments go, in the query of a GET or DELETE, as a JSON body otherwise."""
-    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "POST"
-    headers: dict[str, str] = Field(default_factory=dict)
-    """`${NAME}` in a value stands for a secret."""
-    parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object"})
-    """The JSON Schema of the arguments."""
-    idempotent: bool = False
-    """Whether a call whose outcome is unknown may be made again, under the same key."""
-    deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 30.0
-    output_bytes_max: Annotated[int, Field(ge=1, le=OUTPUT_BYTES_MAX)] = 65_536
-    secrets: Annotated[list[SecretName], Field(max_length=16)] = Field(default_factory=list)
-    """Names alone; the values are in the environment of the service, as `DSEC_SECRET_<NAME>`."""
-
-    @field_validator("kind")
-    @classmethod
-    def _kind(cls, value: str) -> str:
-        if value in ("openai", "mcp", "openapi"):
-            raise _not_yet(f"kind: {value}", "use kind: python or kind: http")
-        if value not in ("python", "http"):
-            raise ValueError("kind must be `python` or `http`")
-        return value
-
-    @model_validator(mode="after")
-    def _place(self) -> Self:
-        if self.kind == "python":
-            if self.url or self.headers:
-                raise ValueError("url and headers are for kind: http; leave them out")
-            if not self.entry:
-                raise ValueError("entry is missing: name FILE.py:FUNCTION")
-            return self
-        if self.entry:
-            raise ValueError("entry is for kind: python; leave it out")
-        if not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url must begin with http:// or https://, not {self.url[:64]!r}")
-        for name in _SECRET_USE.findall(" ".join(self.headers.values())):
-            if name not in self.secrets:
-                raise ValueError(f"headers use ${{{name}}}: add {name} to secrets")
-        return self
 
 
 class SessionDocument(Document):

@@ -8,7 +8,7 @@ error, and the first output that comes out differently is named with its field.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -40,6 +40,7 @@ from dsec.session.log_row import (
     position,
 )
 from dsec.session.machine import OWN_CODES, SessionMachine
+from dsec.session.stored_results import StoredResult
 from dsec_contracts import keys
 from dsec_contracts.canonical import CanonicalError, decode, encode
 from dsec_contracts.step import STEP_FIELDS
@@ -49,6 +50,7 @@ _CALLS = STEP_FIELDS.index("calls")
 _ACTION = STEP_FIELDS.index("action")
 _ENDED_FIELDS = ("status", "code", "steps", "episodes", "inputs", "chain")
 _CAUSE_BYTES = 16
+GetBlob = Callable[[str], bytes]
 _HEAD_BYTES = {24: 2, 25: 3, 26: 5, 27: 9}
 
 
@@ -85,8 +87,12 @@ class Recorded:
     """By position."""
 
     @classmethod
-    def from_rows(cls, rows: Iterable[Row]) -> Recorded:
+    def from_rows(cls, rows: Iterable[Row], get_blob: GetBlob | None = None) -> Recorded:
         """Read the rows of one session, in any order and however often repeated.
+
+        Args:
+            get_blob: gives the bytes of results that lie in the object store; what it raises
+                leaves this.
 
         Raises:
             RecordedGap: a step is missing.
@@ -104,7 +110,7 @@ class Recorded:
                     steps[row.step] = RecordedStep(row.step, fact, chain)
                 continue
             try:
-                recorded._take(row, inputs)
+                recorded._take(row, inputs, get_blob)
             except (ValueError, KeyError, TypeError, IndexError) as error:
                 raise RecordedInvalid(f"{row.key} cannot be read: {error!r}") from error
         recorded.steps = [steps[n] for n in sorted(steps)]
@@ -115,7 +121,9 @@ class Recorded:
                 raise RecordedGap(n, step.step)
         return recorded
 
-    def _take(self, row: Row, inputs: dict[tuple[str, int], Input]) -> None:
+    def _take(
+        self, row: Row, inputs: dict[tuple[str, int], Input], get_blob: GetBlob | None
+    ) -> None:
         if row.kind == log_row.STARTED and self.reset is None:
             fact = fact_map(row)
             self.reset, self.chain_0 = fact_bytes(fact, "reset"), fact_bytes(fact, "chain")
@@ -127,7 +135,7 @@ class Recorded:
             turn = turn_of(row)
             self.turns.setdefault((turn.step, turn.turn), turn)
         else:
-            given = input_of(row)
+            given = input_of(row, get_blob)
             if given is not None:
                 inputs.setdefault((given.kind, given.ordinal), given)
 
@@ -185,17 +193,21 @@ def turn_of(row: Row) -> Called:
     return Called(int(fact["step"]), int(fact["turn"]), inputs, calls, turn_hash, b"")
 
 
-def _result_of(row: Row) -> Input:
+def _result_of(row: Row, get_blob: GetBlob | None) -> Input:
     fact = fact_map(row)
     ordinal = keys.call_ordinal(fact["step"], fact["turn"], fact["index"])
     turn_hash = fact_bytes(fact, "turn_hash")
     if row.kind == log_row.TOOL_RETURNED:
+        if (blob := fact.get("blob")) is not None:
+            if get_blob is None:
+                raise ValueError(f"its result, blob {blob}, is in an object store: name the store")
+            return StoredResult(ordinal, blob, turn_hash).given(get_blob(blob))
         return result_input(ordinal, "", fact_bytes(fact, "content"), turn_hash)
     content = failure_content(fact["message"], bool(fact["retryable"]))
     return result_input(ordinal, fact["code"], content, turn_hash)
 
 
-def input_of(row: Row) -> Input | None:
+def input_of(row: Row, get_blob: GetBlob | None = None) -> Input | None:
     """The input that a row is to its session, or None. Later revisions of a reward are none.
 
     Raises:
@@ -218,7 +230,7 @@ def input_of(row: Row) -> Input | None:
             fact_bytes(notice, "cause"),
         )
     if row.kind in (log_row.TOOL_RETURNED, log_row.TOOL_FAILED):
-        return _result_of(row)
+        return _result_of(row, get_blob)
     if row.kind == log_row.CANCEL_REQUESTED:
         told = circumstance_map(row)
         return cancel_input(str(told.get("code", "cancelled")), str(told.get("reason") or ""))

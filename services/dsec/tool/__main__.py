@@ -15,6 +15,7 @@ from dsec.platform.log import LogReader
 from dsec.platform.objects import ObjectStore
 from dsec.platform.settings import configure_logging
 from dsec.platform.specs import Patience, spec_source
+from dsec.platform.telemetry import Telemetry, connect
 from dsec.tool.effects import Tools, memory_of
 from dsec.tool.handlers import CONSUMER, Caller
 from dsec.tool.processes import Processes
@@ -36,9 +37,11 @@ async def serve(settings: ToolSettings) -> int:
     bus = await Bus.connect(settings.nats_url, name)
     limits = settings.user_limits(settings.tool_memory_bytes_max)
     processes = Processes(limits, settings.tool_idle_processes_max)
+    telemetry = connect(settings, "tool", settings.tool_replica)
     try:
         await bus.await_stream()
-        caller = _caller(settings, bus, reader, ObjectStore(url) if url else None, processes)
+        objects = ObjectStore(url) if url else None
+        caller = _caller(settings, bus, reader, objects, processes, telemetry)
         app = ServiceApp(
             bus,
             settings.nats_url,
@@ -55,6 +58,7 @@ async def serve(settings: ToolSettings) -> int:
         await processes.close()
         await bus.close()
         await reader.close()
+        telemetry.close()
     return 0
 
 
@@ -64,6 +68,7 @@ def _caller(
     reader: LogReader,
     objects: ObjectStore | None,
     processes: Processes,
+    telemetry: Telemetry,
 ) -> Caller:
     async def last_sequence() -> int:
         return (await bus.stream_state()).last_sequence
@@ -75,7 +80,7 @@ def _caller(
         kept_max=settings.tool_specs_max,
     )
     past = memory_of(reader, last_sequence, settings.tool_log_wait_s)
-    return Caller(bus, tools, past, processes, settings, utc_now)
+    return Caller(bus, tools, past, processes, settings, utc_now, objects, telemetry)
 
 
 def main() -> int:

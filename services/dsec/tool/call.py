@@ -82,15 +82,52 @@ def load(spec_hash: str, content: bytes, secrets: Mapping[str, str]) -> Tool | F
     try:
         document, files = unseal(content, "tool")
         assert isinstance(document, ToolDocument)
-        if document.kind == "http":
-            from dsec.tool.http_request import request  # costs more to load than most tools
-
-            return Tool(document, lambda given, key: request(document, given, key, secrets))
-        return Tool(document, _python(CodeNamespace(spec_hash, files).load(document.entry)))
+        return Tool(document, _function(document, spec_hash, files, secrets))
+    except Refused as refused:
+        return refused.failure
     except SpecError as error:
         return Failure("tool_load_failed", str(error)[:MESSAGE_CHARS_MAX])
     except CodeError as error:
         return Failure("tool_load_failed", error.message[-MESSAGE_CHARS_MAX:])
+
+
+def _function(
+    document: ToolDocument,
+    spec_hash: str,
+    files: Mapping[str, bytes],
+    secrets: Mapping[str, str],
+) -> Function:
+    # Imported here: each costs more to load than most tools.
+    if document.kind == "python":
+        return _python(CodeNamespace(spec_hash, files).load(document.entry))
+    if document.kind == "openai":
+        from dsec.tool.model_request import complete
+
+        return _ours(lambda given, key: complete(document, given, key, secrets))
+    if document.kind == "mcp":
+        try:
+            from dsec.tool.mcp_server import connect
+        except ImportError as missing:
+            why = f"kind: mcp needs the MCP client ({missing}): pip install 'dsec[mcp]'"
+            raise Refused(Failure("tool_load_failed", why)) from missing
+        return _ours(connect(document, spec_hash, files, secrets))
+    from dsec.tool.http_request import request
+
+    return _ours(lambda given, key: request(document, given, key, secrets))
+
+
+def _ours(function: Function) -> Function:
+    """A function with no user code in it: its refusals are ours, whatever libraries they came
+    through."""
+
+    def call(arguments: dict[str, Any], key: str) -> Any:
+        try:
+            return function(arguments, key)
+        except Refused as refused:
+            failure = refused.failure
+        raise Refused(failure)
+
+    return call
 
 
 def _python(function: Any) -> Function:

@@ -9,7 +9,7 @@ from datetime import datetime
 from uuid import UUID
 
 from dsec.platform.log import LogReader
-from dsec.platform.secrets import SECRET_PREFIX
+from dsec.platform.secrets import SecretAbsent, secrets_of
 from dsec.platform.specs import Gone, Patience, SpecSource
 from dsec.session.documents import SpecError, ToolDocument, unseal
 from dsec.session.log_row import LogRow
@@ -73,15 +73,10 @@ def _tool(spec_hash: str, content: bytes, environment: Mapping[str, str]) -> Too
     except SpecError as error:
         return Failure("tool_load_failed", str(error))
     assert isinstance(document, ToolDocument)
-    secrets: dict[str, str] = {}
-    for name in document.secrets:
-        value = environment.get(SECRET_PREFIX + name)
-        if value is None:
-            return Failure(
-                "secret_absent",
-                f"the tool service has no secret {name}: start it with {SECRET_PREFIX}{name}",
-            )
-        secrets[name] = value
+    try:
+        secrets = secrets_of(environment, document.secret_names, "the tool service")
+    except SecretAbsent as absent:
+        return Failure("secret_absent", str(absent))
     return Tool(document, Program(spec_hash, content, secrets))
 
 

@@ -29,6 +29,8 @@ class Failure:
     code: str
     message: str
     retryable: bool = False
+    retry_after_s: float | None = None
+    """How long whoever refused asks to be left alone."""
 
 
 class Refused(Exception):
@@ -46,7 +48,7 @@ Outcome = bytes | Failure
 def reply(outcome: Outcome) -> bytes:
     """An outcome as bytes."""
     if isinstance(outcome, Failure):
-        return encode([outcome.code, outcome.message, outcome.retryable])
+        return encode([outcome.code, outcome.message, outcome.retryable, outcome.retry_after_s])
     return encode(outcome)
 
 
@@ -60,7 +62,8 @@ def read_reply(body: bytes) -> Outcome:
     if isinstance(value, bytes):
         return value
     try:
-        code, message, retryable = value
+        code, message, retryable, wait = value
+        retry_after_s = None if wait is None else float(wait)
     except (TypeError, ValueError) as error:
         raise ValueError(f"no reply: {error}") from error
-    return Failure(str(code), str(message), bool(retryable))
+    return Failure(str(code), str(message), bool(retryable), retry_after_s)

@@ -17,90 +17,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
-from uuid import UUID
+from functools import partial
 
 from dsec.platform.bus import (
-    BadMessage,
     Bus,
     Later,
     Message,
-    PublishRefused,
     Settler,
     TooLarge,
 )
-from dsec.platform.bus.stream import DUPLICATE_WINDOW_S
-from dsec.session.documents import ToolDocument
-from dsec.session.log_row import TOOL_RETURNED, LogRow, fact_bytes, fact_map
+from dsec.platform.objects import ObjectStore, put_patiently
+from dsec.platform.telemetry import OFF, Telemetry, metrics
+from dsec.platform.telemetry.metrics import Metric
+from dsec.session.stored_results import INLINE_BYTES_MAX
+from dsec.tool.asked import Asked, asked_by
+from dsec.tool.attempts import made
 from dsec.tool.effects import Memory, Past, Tool, Tools
-from dsec.tool.frames import Failure, Order, Outcome
+from dsec.tool.frames import Failure, Order, Outcome, Refused
 from dsec.tool.processes import Processes
+from dsec.tool.quotas import CODE as QUOTA
+from dsec.tool.quotas import Quotas, used_up
 from dsec.tool.settings import ToolSettings
-from dsec_contracts import (
-    Event,
-    ToolBegun,
-    ToolCalled,
-    ToolFailed,
-    ToolReturned,
-    keys,
-    subjects,
-)
-from dsec_contracts.tool import (
-    ToolAnswerCircumstance,
-    ToolBegunFact,
-    ToolFailedFact,
-    ToolReturnedFact,
-    ToolUse,
-)
+from dsec.tool.spans import call_span
+from dsec.tool.telling import Teller
 
 log = logging.getLogger(__name__)
 
 CONSUMER = "tool"
-SOURCE = "dsec/tool"
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One call of a turn, with what is needed to make it and to answer it."""
-
-    session_id: UUID
-    step: int
-    turn: int
-    index: int
-    turn_hash: bytes
-    name: str
-    arguments: str
-    use: ToolUse | None
-    lane: str
-    sequence: int
-    """The position of the turn in the stream."""
-    delivery: str
-    """This delivery of it, unlike all others."""
-    maybe_made: bool
-    """Whether somebody may have had this call before."""
-    traceparent: str | None
-
-    @property
-    def id(self) -> str:
-        """As the agent knows it."""
-        return keys.call_id(self.step, self.turn, self.index)
-
-    @property
-    def key(self) -> str:
-        """The idempotency key: the same for every attempt, another for every call there is."""
-        return keys.of(self.session_id, self.id)
-
-    def about(self) -> dict[str, Any]:
-        """What every fact about the call begins with."""
-        return {
-            "session_id": self.session_id,
-            "step": self.step,
-            "turn": self.turn,
-            "index": self.index,
-        }
 
 
 class Caller:
@@ -114,11 +60,13 @@ class Caller:
         processes: Processes,
         settings: ToolSettings,
         now: Callable[[], datetime],
+        objects: ObjectStore | None = None,
+        telemetry: Telemetry = OFF,
     ) -> None:
-        self._bus = bus
         self._tools = tools
         self._past = past
         self._processes = processes
+        self._objects = objects
         self._settings = settings
         self._now = now
         self._settler = Settler(
@@ -131,7 +79,19 @@ class Caller:
             in_flight_max=settings.tool_turns_in_flight_max,
         )
         self._calls = asyncio.Semaphore(settings.tool_calls_in_flight_max)
+        self._quotas = Quotas()
+        self._teller = Teller(bus, settings.tool_replica, settings.tool_retry_s_min, now)
         self._at_work: set[str] = set()
+        self._telemetry = telemetry
+        self._counts: Counter[Metric] = Counter()
+        for metric in (metrics.TOOL_CALLS, metrics.TOOL_CALLS_FAILED, metrics.TOOL_RETRIES):
+            telemetry.counter(metric, partial(self._counts.__getitem__, metric))
+        telemetry.gauge(metrics.TOOL_FAILURE_RATE, self._failure_rate)
+        telemetry.counter(metrics.DEAD_LETTERS, lambda: self._settler.dead_letters)
+
+    def _failure_rate(self) -> float | None:
+        calls = self._counts[metrics.TOOL_CALLS]
+        return self._counts[metrics.TOOL_CALLS_FAILED] / calls if calls else None
 
     async def on_tool_called(self, message: Message) -> None:
         """Begin to work on a turn; never raises. Waits only while there are too many."""
@@ -143,7 +103,7 @@ class Caller:
 
     async def _work(self, message: Message) -> None:
         # Not a task group: the trouble of one call must not stop another in its midst.
-        answers = map(self._answer, _read(message))
+        answers = map(self._answer, asked_by(message))
         found = await asyncio.gather(*answers, return_exceptions=True)
         errors = [error for error in found if isinstance(error, Exception)]
         if errors:
@@ -161,68 +121,85 @@ class Caller:
             if asked.maybe_made:
                 past = await self._past(asked.session_id, asked.step, asked.turn, asked.index)
             if past.answer is not None:
-                await self._publish(self._answer_again(asked, past.answer), asked)
+                await self._teller.answer_again(asked, past.answer)
                 return
-            begun_s = asyncio.get_running_loop().time()
-            outcome = await self._outcome(asked, past)
+            began, begun_s = self._now(), asyncio.get_running_loop().time()
+            tool = await self._tool(asked)
+            outcome, attempts = await self._outcome(asked, tool, past)
             seconds = asyncio.get_running_loop().time() - begun_s
+            blob = await self._stored(outcome)
+            told = self._teller.circumstance(asked, seconds=round(seconds, 6), attempts=attempts)
             try:
-                await self._publish(self._event(asked, outcome, seconds), asked)
+                await self._teller.answer(asked, outcome, told, blob)
             except TooLarge as error:
-                failure = Failure("output_too_large", str(error))
-                await self._publish(self._event(asked, failure, seconds), asked)
+                why = f"{error}; with DSEC_OBJECT_STORE_URL it would travel through the store"
+                outcome = Failure("output_too_large", why)
+                await self._teller.answer(asked, outcome, told)
+            self._counts[metrics.TOOL_CALLS] += 1
+            self._counts[metrics.TOOL_CALLS_FAILED] += isinstance(outcome, Failure)
+            if self._telemetry.keeps(asked.session_id.int):
+                document = tool.document if isinstance(tool, Tool) else None
+                span = call_span(asked, document, outcome, (began, self._now()), told)
+                self._telemetry.emit(span)
         finally:
             self._at_work.discard(asked.key)
 
-    async def _outcome(self, asked: Asked, past: Past) -> Outcome:
+    async def _tool(self, asked: Asked) -> Tool | Failure:
         if asked.use is None:
             return Failure("spec_not_found", f"the call names no spec for {asked.name}")
-        tool = await self._tools.get(asked.use.spec, asked.sequence)
-        if isinstance(tool, Failure):
-            return tool
-        if not tool.document.idempotent and past.begun_at is not None:
-            return self._unknown(past.begun_at, asked.use.deadline_s)
-        async with self._calls:
-            return await self._made(asked, tool, asked.use.deadline_s)
+        return await self._tools.get(asked.use.spec, asked.sequence)
 
-    async def _made(self, asked: Asked, tool: Tool, deadline_s: float) -> Outcome:
+    async def _outcome(self, asked: Asked, tool: Tool | Failure, past: Past) -> tuple[Outcome, int]:
+        """What came of a call, and how often it was made for that."""
+        if isinstance(tool, Failure):
+            return tool, 0
+        assert asked.use is not None
+        document = tool.document
+        if not document.idempotent and past.begun_at is not None:
+            return self._unknown(past.begun_at, asked.use.deadline_s), 0
+        over = used_up(document.quota, asked.name, asked.number, asked.total, asked.total_max)
+        if over is not None:
+            return Failure(QUOTA, over), 0
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + asked.use.deadline_s
+        try:
+            async with self._quotas.place(asked.use.spec, document.quota, until_s):
+                left_s = until_s - loop.time()
+                # To wait for this replica is no part of the deadline: that is not the tool's doing.
+                async with self._calls:
+                    return await self._made(asked, tool, left_s)
+        except Refused as refused:
+            return refused.failure, 0
+
+    async def _made(self, asked: Asked, tool: Tool, deadline_s: float) -> tuple[Outcome, int]:
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + deadline_s
+
+        async def attempt() -> Outcome:
+            await self._quotas.moment(tool.program.spec_hash, tool.document.quota, until_s)
+            return await self._attempted(asked, tool, max(0.0, until_s - loop.time()))
+
+        async def on_retry(number: int, failure: Failure, pause_s: float) -> None:
+            self._counts[metrics.TOOL_RETRIES] += 1
+            await self._teller.retried(asked, number, failure, pause_s)
+
+        return await made(attempt, tool.document.attempts_max, deadline_s, on_retry)
+
+    async def _attempted(self, asked: Asked, tool: Tool, deadline_s: float) -> Outcome:
         # Before it is begun: should no process start, nothing has happened.
         process = await self._processes.take(tool.program)
         try:
             if not tool.document.idempotent:
-                await self._begin(asked)
+                await self._teller.begin(asked)
         except BaseException:
             await self._processes.give_back(process)
             raise
         order = Order(asked.arguments, asked.key)
         outcome = await self._processes.call(process, order, deadline_s)
-        return _judged(outcome, tool.document)
-
-    async def _begin(self, asked: Asked) -> None:
-        """Note that a call is about to be made, if nobody did.
-
-        Raises:
-            Later: somebody did.
-        """
-        told = ToolAnswerCircumstance(
-            lane=asked.lane, replica=self._settings.tool_replica, tool=asked.name
-        )
-        try:
-            await self._bus.publish(
-                ToolBegun(fact=ToolBegunFact(**asked.about()), circumstance=told),
-                f"{asked.session_id}-{asked.id}",
-                source=f"{SOURCE}/{self._settings.tool_replica}",
-                time=self._now(),
-                # Every try has an id of its own: the stream takes a second message of one id for
-                # the first again, and acknowledges it, and then two would think they had won.
-                event_id=f"{asked.key}.begun.{self._settings.tool_replica}.{asked.delivery}",
-                session_id=asked.session_id,
-                cause=keys.of(asked.session_id, keys.tool_call(asked.step, asked.turn)),
-                traceparent=asked.traceparent,
-                expected_sequence=0,
-            )
-        except PublishRefused as refused:
-            raise Later(self._settings.tool_retry_s_min, f"{asked.key} was begun") from refused
+        if isinstance(outcome, Failure) and outcome.code in ("deadline", "tool_crashed"):
+            # In whose midst the tool was: another call is safe only if the tool says so.
+            return Failure(outcome.code, outcome.message, tool.document.idempotent)
+        return outcome
 
     def _unknown(self, begun_at: datetime, deadline_s: float) -> Failure:
         """The outcome of a call that somebody began and did not answer.
@@ -240,97 +217,14 @@ class Caller:
             "was not made again",
         )
 
-    # -- answers -------------------------------------------------------------------------------
+    async def _stored(self, outcome: Outcome) -> str | None:
+        """The name of a large result, once it lies in the object store; None: it travels itself.
 
-    def _event(self, asked: Asked, outcome: Outcome, seconds: float) -> Event:
-        told = ToolAnswerCircumstance(
-            lane=asked.lane,
-            replica=self._settings.tool_replica,
-            tool=asked.name,
-            seconds=round(seconds, 6),
-        )
-        about = asked.about() | {"turn_hash": asked.turn_hash}
-        if isinstance(outcome, Failure):
-            log.info("%s: %s", asked.key, outcome.code)
-            fact = ToolFailedFact(
-                **about,
-                code=outcome.code,
-                message=outcome.message,
-                retryable=outcome.retryable,
-            )
-            return ToolFailed(fact=fact, circumstance=told)
-        return ToolReturned(fact=ToolReturnedFact(**about, content=outcome), circumstance=told)
-
-    def _answer_again(self, asked: Asked, row: LogRow) -> Event:
-        """The answer that the log has, for a lane that may not have heard it."""
-        told = ToolAnswerCircumstance(
-            lane=asked.lane, replica=self._settings.tool_replica, tool=asked.name
-        )
-        fact = fact_map(row)
-        fact |= {"turn_hash": fact_bytes(fact, "turn_hash")}
-        if row.kind == TOOL_RETURNED:
-            whole = ToolReturnedFact(**fact | {"content": fact_bytes(fact, "content")})
-            return ToolReturned(fact=whole, circumstance=told)
-        return ToolFailed(fact=ToolFailedFact(**fact), circumstance=told)
-
-    async def _publish(self, event: Event, asked: Asked) -> None:
-        key = keys.tool_result(asked.step, asked.turn, asked.index)
-        await self._bus.publish(
-            event,
-            asked.lane,
-            source=f"{SOURCE}/{self._settings.tool_replica}",
-            time=self._now(),
-            event_id=f"{asked.session_id}.{key}.{asked.sequence}".replace(":", "."),
-            session_id=asked.session_id,
-            cause=keys.of(asked.session_id, keys.tool_call(asked.step, asked.turn)),
-            traceparent=asked.traceparent,
-        )
-
-
-def _judged(outcome: Outcome, document: ToolDocument) -> Outcome:
-    """A failure in whose midst the tool was: another call is safe only if the tool says so."""
-    if isinstance(outcome, Failure) and outcome.code in ("deadline", "tool_crashed"):
-        return Failure(outcome.code, outcome.message, document.idempotent)
-    return outcome
-
-
-def may_be_made(stored: datetime, sent: datetime, delivered: int, *, again: bool) -> bool:
-    """Whether calls of a message may have been made before: then what is known of them is asked
-    for, which costs a wait for the log.
-
-    Its lane says so where it asks again, and the server where it delivers again. A message that
-    was sent again after the server's duplicate window is another message and looks like the first;
-    it was stored long after it was made.
-    """
-    return again or delivered > 1 or (stored - sent).total_seconds() > DUPLICATE_WINDOW_S / 2
-
-
-def _read(message: Message) -> list[Asked]:
-    event = message.event()
-    if not isinstance(event, ToolCalled):
-        raise BadMessage(f"{type(event).__name__} on {message.subject}")
-    fact, told = event.fact, event.circumstance
-    envelope = message.envelope()
-    maybe_made = may_be_made(message.time, envelope.time, message.delivered, again=told.again)
-    try:
-        subjects.token(told.lane)
-    except ValueError as error:
-        raise BadMessage(f"circumstance.lane: {error}") from error
-    return [
-        Asked(
-            fact.session_id,
-            fact.step,
-            fact.turn,
-            index,
-            fact.turn_hash,
-            call.function.name,
-            call.function.arguments,
-            told.tools.get(call.function.name),
-            told.lane,
-            message.sequence,
-            f"{message.sequence}.{message.delivered}",
-            maybe_made,
-            envelope.traceparent,
-        )
-        for index, call in enumerate(fact.calls)
-    ]
+        Raises:
+            ObjectStoreError: the store was away for long.
+        """
+        if isinstance(outcome, Failure) or len(outcome) <= INLINE_BYTES_MAX:
+            return None
+        if self._objects is None:
+            return None
+        return await put_patiently(self._objects, outcome)

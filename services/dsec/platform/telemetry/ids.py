@@ -77,6 +77,11 @@ def anchor_span(session_id: UUID, position: int) -> SpanRef:
     return child(session_id.int, "anchor", position)
 
 
+def tool_span(session_id: UUID, step: int, turn: int, index: int) -> SpanRef:
+    """One tool call. Named without the attempt, as its key in the log is."""
+    return child(session_id.int, "tool", f"{step}.{turn}.{index}")
+
+
 def tick_span(lane: str, tick: int) -> SpanRef:
     """The root of a tick's trace. A tick belongs to many sessions, so it has a trace of its own."""
     trace_id = _hash(_TRACE_ID_BYTES, f"tick.{lane}.{tick}".encode())

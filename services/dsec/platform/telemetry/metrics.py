@@ -38,8 +38,9 @@ ANCHOR_MISS_RATE = Metric(
 TOOL_FAILURE_RATE = Metric(
     "tool_failure_rate",
     "share",
-    "tool calls that failed over those that were answered",
-    ("command",),
+    "tool calls that failed over those that were answered: of all sessions in the log; sent by "
+    "each replica of the tool service, of its own since it started",
+    ("command", "otlp"),
 )
 SESSION_HEARTBEAT_P95 = Metric(
     "session_heartbeat_p95",
@@ -77,6 +78,9 @@ REWARDS_DEFERRED = Metric(
     "dsec.rewards.deferred", "{reward}", "rewards that came later, since a service was slow"
 )
 REWARDS_MISSING = Metric("dsec.rewards.missing", "{reward}", "rewards that it declared missing")
+TOOL_CALLS = Metric("dsec.tool.calls", "{call}", "tool calls that a replica has answered")
+TOOL_CALLS_FAILED = Metric("dsec.tool.calls.failed", "{call}", "of them, those that failed")
+TOOL_RETRIES = Metric("dsec.tool.retries", "{attempt}", "attempts that failed and were repeated")
 ANCHORS_STORED = Metric("dsec.anchors.stored", "{anchor}", "anchors that a replica has stored")
 ANCHORS_LOST = Metric("dsec.anchors.lost", "{anchor}", "anchors that it has found no blob of")
 ANCHORS_LOADED = Metric(
@@ -113,6 +117,9 @@ OPERATIONAL = (
     REWARDS,
     REWARDS_DEFERRED,
     REWARDS_MISSING,
+    TOOL_CALLS,
+    TOOL_CALLS_FAILED,
+    TOOL_RETRIES,
     ANCHORS_STORED,
     ANCHORS_LOST,
     ANCHORS_LOADED,

@@ -1,0 +1,99 @@
+"""An MCP server as a child of the calling process, spoken to over its standard input and output.
+
+Not the client library's own transport: that gives the server a session of its own, where the end of
+a call's deadline, which kills the calling process's group, would not reach it. Here the server is
+in that group, under the same bounds, and a line of it is bounded too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+import anyio
+import mcp_types
+from anyio.abc import Process
+from mcp.client._transport import TransportStreams
+from mcp.shared.message import SessionMessage
+
+from dsec.platform.user_environment import without_secrets
+
+CLOSE_WAIT_S = 2.0
+"""A server whose input is closed ends within this, or is killed."""
+
+
+@contextlib.asynccontextmanager
+async def pipes_of(
+    command: str, args: Sequence[str], env: Mapping[str, str], folder: Path, line_bytes_max: int
+) -> AsyncIterator[TransportStreams]:
+    """Start a server and exchange messages with it, one a line.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    process = await anyio.open_process(
+        [command, *args],
+        env={**without_secrets(os.environ), **env},
+        cwd=folder,
+        stderr=subprocess.DEVNULL,
+    )
+    received_in, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    sent, sent_out = anyio.create_memory_object_stream[SessionMessage](0)
+
+    async def read() -> None:
+        rest = bytearray()
+        async with received_in:
+            assert process.stdout is not None
+            async for part in process.stdout:
+                rest += part
+                *lines, last = rest.split(b"\n")
+                rest = bytearray(last)
+                if len(rest) > line_bytes_max:
+                    return  # what waits for it is told that the server is gone
+                for line in filter(None, lines):
+                    await received_in.send(_message(bytes(line)))
+
+    async def write() -> None:
+        assert process.stdin is not None
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            async with sent_out:
+                async for message in sent_out:
+                    text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                    await process.stdin.send(text.encode() + b"\n")
+
+    async def pump(work: object) -> None:
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await work()  # type: ignore[operator]
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(pump, read)
+        group.start_soon(write)
+        try:
+            yield received, sent
+        finally:
+            with anyio.CancelScope(shield=True):
+                await _end(process)
+            group.cancel_scope.cancel()
+
+
+def _message(line: bytes) -> SessionMessage | Exception:
+    try:
+        found = mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValueError as error:  # not UTF-8, no JSON, no message: the session goes on
+        return error
+    return SessionMessage(found)
+
+
+async def _end(process: Process) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        await process.stdin.aclose()
+    with anyio.move_on_after(CLOSE_WAIT_S):
+        await process.wait()
+    if process.returncode is None:
+        process.kill()
+        with anyio.move_on_after(CLOSE_WAIT_S):
+            await process.wait()

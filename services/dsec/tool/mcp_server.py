@@ -1,0 +1,221 @@
+"""The `mcp` kind of tool: a tool of an MCP server, through the official client.
+
+The server is one that runs (`url`, streamable HTTP), or one that is started here (`command`). It is
+started once a calling process, at the first call, and again when it is gone. Whether it has the
+tool, and takes what the spec says, is looked up each time it is connected to: a declaration that
+does not fit is a failure with a reason, `declaration_misfit`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import httpx2
+import mcp
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from mcp.client.streamable_http import streamable_http_client
+
+from dsec.session.tool_document import ToolDocument
+from dsec.tool.frames import Refused
+from dsec.tool.http_exchange import fail, filled
+from dsec.tool.mcp_pipes import pipes_of
+
+log = logging.getLogger(__name__)
+
+TOOL_PAGES_MAX = 100
+"""Of a server's list of tools: one that never ends must not look like one that is long."""
+_GROWTH = 6
+"""A JSON text may be so many times longer than what it says."""
+
+
+def connect(
+    document: ToolDocument,
+    spec_hash: str,
+    files: Mapping[str, bytes],
+    secrets: Mapping[str, str],
+) -> Callable[[dict[str, Any], str], Any]:
+    """What makes calls of the tool. Nothing is started or asked before the first."""
+    return _Server(document, spec_hash, files, secrets).call
+
+
+def listed(
+    document: ToolDocument,
+    files: Mapping[str, bytes],
+    secrets: Mapping[str, str],
+) -> mcp.types.Tool:
+    """The tool as its server tells of it. The server is asked, and ended.
+
+    Raises:
+        Refused: it cannot be reached, or has no such tool.
+    """
+    digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
+    server = _Server(document, digest, files, secrets)
+    try:
+        return server.tool()
+    finally:
+        server.close()
+
+
+class _Server:
+    """One server, and the connection to it while it holds."""
+
+    def __init__(
+        self,
+        document: ToolDocument,
+        spec_hash: str,
+        files: Mapping[str, bytes],
+        secrets: Mapping[str, str],
+    ) -> None:
+        self._document = document
+        self._spec_hash = spec_hash
+        self._files = files
+        self._secrets = secrets
+        self._name = document.tool or document.name
+        self._held = contextlib.ExitStack()
+        self._portal: BlockingPortal | None = None
+        self._client: mcp.Client | None = None
+        self._tool: mcp.types.Tool | None = None
+
+    def tool(self) -> mcp.types.Tool:
+        """The tool as the server tells of it; connects first if need be."""
+        if self._tool is None:
+            self._connect()
+        assert self._tool is not None
+        return self._tool
+
+    def call(self, arguments: dict[str, Any], key: str) -> Any:
+        """What the tool returned: `structured` where it gives that, and its `content`.
+
+        Raises:
+            Refused: the server is not there, the declaration does not fit, or the tool failed.
+        """
+        self._check_declared(self.tool())
+        assert self._client is not None
+        assert self._portal is not None
+        try:
+            result = self._portal.call(self._asked, self._client, arguments, key)
+        except mcp.MCPError as error:
+            if error.code == mcp.types.CONNECTION_CLOSED:
+                self.close()
+                self._broken("the server ended the connection")
+            fail("tool_raised", f"the server refused the call: {error}")
+        except Exception as error:  # noqa: BLE001 - whatever a transport raises
+            self.close()
+            self._broken(repr(error))
+        told = result.model_dump(mode="json", by_alias=True, exclude_none=True)
+        content = told.get("content", [])
+        if result.is_error:
+            texts = [one["text"] for one in content if one.get("type") == "text"]
+            fail("tool_raised", "\n".join(texts) or "the tool says that it failed")
+        return {"content": content} | (
+            {"structured": told["structuredContent"]} if "structuredContent" in told else {}
+        )
+
+    async def _asked(self, client: mcp.Client, arguments: dict[str, Any], key: str) -> Any:
+        # The key where servers look for what is said beside the arguments.
+        meta: Any = {"dsec/idempotencyKey": key}
+        return await client.call_tool(self._name, arguments, meta=meta)
+
+    def _broken(self, why: str) -> NoReturn:
+        fail("mcp_broken", f"{self._place()}: {why}", retryable=self._document.idempotent)
+
+    def _place(self) -> str:
+        return self._document.url or self._document.command
+
+    def _check_declared(self, tool: mcp.types.Tool) -> None:
+        """The spec was written, or copied, before: the server may have changed since."""
+        declared, wanted = self._document.parameters, tool.input_schema
+        known = set(wanted.get("properties", {}))
+        closed = wanted.get("additionalProperties") is False
+        unknown = sorted(set(declared.get("properties", {})) - known) if closed else []
+        absent = sorted(
+            set(wanted.get("required", [])) - set(declared.get("properties", {}))
+            if "properties" in declared
+            else ()
+        )
+        if unknown or absent:
+            told = [f"it does not take {name}" for name in unknown]
+            told += [f"it needs {name}, which the spec does not have" for name in absent]
+            fail(
+                "declaration_misfit",
+                f"the tool {self._name} of {self._place()} is not what its spec says: "
+                f"{'; '.join(told)}; register it anew",
+            )
+
+    def _connect(self) -> None:
+        try:
+            self._portal = self._held.enter_context(start_blocking_portal("asyncio"))
+            transport = self._transport()
+            made = mcp.Client(transport, cache=None)
+            self._client = self._held.enter_context(self._portal.wrap_async_context_manager(made))
+            self._tool = self._portal.call(self._found, self._client)
+        except Refused:
+            self.close()
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a transport raises
+            self.close()
+            told = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            fail("mcp_unreachable", f"{self._place()}: {told!r}", retryable=True)
+
+    async def _found(self, client: mcp.Client) -> mcp.types.Tool:
+        cursor: str | None = None
+        tools: list[mcp.types.Tool] = []
+        for _ in range(TOOL_PAGES_MAX):
+            page = await client.list_tools(cursor=cursor)
+            tools += page.tools
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        found = next((tool for tool in tools if tool.name == self._name), None)
+        if found is None:
+            some = ", ".join(tool.name for tool in tools[:20]) or "none"
+            why = f"{self._place()} has no tool {self._name}; it has {some}"
+            fail("declaration_misfit", why)
+        return found
+
+    def _transport(self) -> Any:
+        document = self._document
+        if document.command:
+            env = filled(document.env, self._secrets)
+            most = document.output_bytes_max * _GROWTH
+            return pipes_of(document.command, document.args, env, self._folder(), most)
+        return self._http(filled(document.headers, self._secrets))
+
+    @contextlib.asynccontextmanager
+    async def _http(self, headers: Mapping[str, str]) -> AsyncIterator[Any]:
+        # No time-out: the deadline of the call ends the process.
+        async with (
+            httpx2.AsyncClient(headers=dict(headers), timeout=None) as client,
+            streamable_http_client(self._document.url, http_client=client) as streams,
+        ):
+            yield streams
+
+    def _folder(self) -> Path:
+        """A directory of this user's own with the spec's files; the same for all its processes."""
+        place = Path(tempfile.gettempdir()) / f"dsec-mcp-{os.getuid()}-{self._spec_hash[:32]}"
+        if not place.exists():
+            made = Path(tempfile.mkdtemp(prefix=f"{place.name}-", dir=place.parent))
+            for name, source in self._files.items():
+                (made / name).parent.mkdir(parents=True, exist_ok=True)
+                (made / name).write_bytes(source)
+            with contextlib.suppress(OSError):  # another process was faster
+                made.rename(place)
+        if place.stat().st_uid != os.getuid():
+            fail("tool_load_failed", f"{place} is another user's")
+        return place
+
+    def close(self) -> None:
+        """End the connection, and the server that was started for it."""
+        self._client = self._portal = self._tool = None
+        held, self._held = self._held, contextlib.ExitStack()
+        try:
+            held.close()
+        except Exception as error:  # noqa: BLE001 - it is broken already
+            log.info("a connection to an MCP server ended: %r", error)
