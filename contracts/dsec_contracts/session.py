@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, AwareDatetime, Field, StringConstraints
+from pydantic import AfterValidator, AwareDatetime, Field, StringConstraints, model_validator
 
 from dsec_contracts.envelope import Event, Part, Prose
 from dsec_contracts.keys import Ordinal, SessionId, check_ordinal
 
 SEED_MAX = 2**63 - 1
 MAX_STEPS_MAX = 10**9
+LAG_STEPS_MAX = 1024
+"""How many steps a session may run ahead of its rewards: what they need is kept for so long."""
 
 Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256 of canonical bytes, in hexadecimal."""
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_\-]{1,64}$")]
 ShortText = Annotated[str, StringConstraints(max_length=256)]
+LagSteps = Annotated[int, Field(ge=1, le=LAG_STEPS_MAX, strict=True)]
+"""A number of steps: what was caused at step t is delivered before step t + this is decided."""
+
+
+def check_lags(lag_steps: int | None, reward_lag_steps_max: int | None) -> None:
+    """Refuse a pair that cannot be kept."""
+    if lag_steps is not None and reward_lag_steps_max is not None:
+        if lag_steps > reward_lag_steps_max:
+            raise ValueError(
+                f"lag_steps: {lag_steps} is more than reward_lag_steps_max, {reward_lag_steps_max}"
+            )
 
 
 class RequestFact(Part):
@@ -43,6 +56,19 @@ class RequestFact(Part):
     labels: dict[ShortText, ShortText] = Field(default_factory=dict, max_length=64)
     curriculum_level: int | None = None
     fork_parent: str | None = None
+    lag_steps: LagSteps | None = None
+    """What step t caused (its reward, results of calls that do not block) is delivered exactly
+    before step t + lag_steps is decided, and the session waits for it. None: a reward before the
+    next step unless it is deferred, everything else as it comes."""
+    reward_lag_steps_max: LagSteps | None = None
+    """A deferred reward of step t is delivered before step t + this is decided at the latest; the
+    session waits for it. Where it or `lag_steps` is given, rewards of the session may be deferred;
+    with `lag_steps` they come when that says."""
+
+    @model_validator(mode="after")
+    def _lags(self) -> Self:
+        check_lags(self.lag_steps, self.reward_lag_steps_max)
+        return self
 
 
 class RequestCircumstance(Part):

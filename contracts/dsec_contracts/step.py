@@ -72,6 +72,9 @@ class StepCircumstance(Part):
     reward_specs: dict[str, str] = Field(default_factory=dict)
     """Session id (hex, no hyphens) to reward spec hash, so that reward needs no query. The entry
     under the empty key holds for every session that has none of its own."""
+    deferrable: list[str] = Field(default_factory=list)
+    """Session ids (hex, no hyphens) of the rows whose rewards may be deferred: their sessions asked
+    for that, with `lag_steps` or `reward_lag_steps_max`."""
 
 
 class SessionStepped(Event):

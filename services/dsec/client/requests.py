@@ -63,6 +63,8 @@ def request_facts(
         "priority": session.priority,
         "deadline": _deadline(session, now),
         "labels": {**session.labels, **(labels or {})},
+        "lag_steps": session.lag_steps,
+        "reward_lag_steps_max": session.reward_lag_steps_max,
     }
     try:
         return [

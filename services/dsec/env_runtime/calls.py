@@ -50,7 +50,7 @@ class Calls:
         """
         waiting, self._waiting = self._waiting, []
         # What was answered or cancelled meanwhile is nobody's any more.
-        live = [call for call in waiting if call.seat.machine.called is call.turn]
+        live = [call for call in waiting if call.seat.machine.asks(call.turn)]
         failed: list[tuple[Seat, str]] = []
         for start in range(0, len(live), PUBLISHES_IN_FLIGHT_MAX):
             some = live[start : start + PUBLISHES_IN_FLIGHT_MAX]

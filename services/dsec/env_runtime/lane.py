@@ -25,7 +25,7 @@ from dsec.platform.cancellation import cancelled
 from dsec.platform.clock import now_ns, utc_now
 from dsec.platform.objects import ObjectStore, put_patiently
 from dsec.platform.telemetry import OFF, Telemetry
-from dsec.session.io import AWAITS_RESULTS, Called, Ended, Input, Stepped
+from dsec.session.io import Called, Ended, Input, Stepped
 from dsec.session.observations import reference
 from dsec_contracts import UnknownEvent
 
@@ -101,9 +101,9 @@ class Lane:
         if seat.machine.awaiting is None:
             self._ready[seat.raw_id] = seat
             self._wake.set()
-        elif seat.machine.called is not None:
+        for turn in seat.turns_asked():
             # Nobody knows whether the attempt before this one got to publish them.
-            self._calls.add(seat, seat.machine.called, again=True)
+            self._calls.add(seat, turn, again=True)
             self._wake.set()
 
     def leave(self, seat: Seat) -> None:
@@ -187,6 +187,7 @@ class Lane:
                     continue
             seat.chain_before = machine.chain
             if seat.trace_steps:
+                self._traces.answered(seat)  # of a session that goes on before its reward came
                 seat.step_began_ns = now_ns()
             self._running.enter(seat.index, machine.steps, now)
             try:
@@ -206,6 +207,9 @@ class Lane:
             else:
                 assert isinstance(output, Ended)
                 self._ends.append((seat, output))
+                continue
+            if machine.awaiting is None:  # it goes on without what comes late
+                self._ready[raw_id] = seat
         self._running.clear()
         return taken
 
@@ -217,7 +221,7 @@ class Lane:
         now = utc_now()
         if not again:
             # Before the publish: an answer may come before the acknowledgement.
-            self._waiting = {seat.raw_id for seat, _ in taken}
+            self._waiting = {s.raw_id for s, _ in taken if s.machine.awaiting is not None}
             self._answered.clear()
             self._steps += len(taken)
             self._traces.stepped(self._tick, taken)
@@ -318,21 +322,19 @@ class Lane:
         now = monotonic_ns()
         self._unanswered, called = [], 0
         for seat in self.seats.values():
-            machine = seat.machine
-            turn = machine.called if machine.awaiting == AWAITS_RESULTS else None
-            if machine.awaiting is None or (turn is None and seat.last is None):
+            if seat.machine.awaiting is None:
                 continue
+            steps, turns = seat.awaited()
             waited = now - seat.published_ns
-            if turn is not None:
-                waited -= int(seat.call_deadline_s(turn) * 1e9)
+            if turns and not steps:
+                waited -= int(max(map(seat.call_deadline_s, turns)) * 1e9)
             if waited <= self._reply_wait_ns << min(seat.repeats, REPEATS_DOUBLED_MAX):
                 continue
             seat.repeats += 1
-            if turn is not None:
-                called += 1
+            called += len(turns)
+            for turn in turns:
                 self._calls.add(seat, turn, again=True)
-            elif seat.last is not None:
-                self._unanswered.append((seat, seat.last))
+            self._unanswered += [(seat, stepped) for stepped in steps]
         if self._unanswered or called:
             log.warning(
                 "lane %s: %d steps and %d tool turns unanswered, publishing again",
@@ -420,8 +422,8 @@ class Lane:
         elif was_awaiting is not None and machine.awaiting is None:
             self._ready[seat.raw_id] = seat
             self._waiting.discard(seat.raw_id)
-        elif machine.awaiting == AWAITS_RESULTS:
-            self._waiting.discard(seat.raw_id)  # a slow tool holds up its session alone
+        elif machine.awaiting is not None and machine.awaiting < 0:
+            self._waiting.discard(seat.raw_id)  # what is slow holds up its session alone
         if seat.trace_steps and (ended is not None or machine.awaiting is None):
             self._traces.answered(seat)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from typing import NamedTuple
 from uuid import UUID
 
 from dsec.session.io import (
     Input,
     Stepped,
+    deferred_input,
     failure_content,
     missing_input,
     result_input,
@@ -18,6 +20,7 @@ from dsec.session.io import (
 from dsec.session.stored_results import StoredResult
 from dsec_contracts import (
     Event,
+    RewardDeferred,
     RewardMissing,
     RewardScored,
     SessionStepped,
@@ -41,6 +44,8 @@ class Sender(NamedTuple):
     attempt: int
     policy: bytes
     reward_spec: str
+    deferrable: bool = False
+    """Whether its rewards may be deferred."""
 
 
 Row = tuple[Sender, Stepped]
@@ -78,7 +83,7 @@ def pack(rows: Sequence[Row], worker: str, lane: str, tick: int) -> SessionStepp
     n = len(rows)
     senders, stepped = zip(*rows, strict=True)
     # Rows to columns without a Python loop, in the order of the tuples' fields.
-    session_ids, attempts, policies, specs = zip(*senders, strict=True)
+    session_ids, attempts, policies, specs, deferrable = zip(*senders, strict=True)
     (
         steps,
         episodes,
@@ -117,6 +122,7 @@ def pack(rows: Sequence[Row], worker: str, lane: str, tick: int) -> SessionStepp
         lane=lane,
         tick=tick,
         reward_specs=_reward_specs(session_ids, specs),
+        deferrable=[raw_id.hex() for raw_id in compress(session_ids, deferrable)],
     )
     return SessionStepped.model_construct(rows=n, row=columns, circumstance=circumstance)
 
@@ -152,6 +158,9 @@ def heard(event: Event) -> Iterator[tuple[bytes, Input | StoredResult]]:
             session_id.bytes,
             missing_input(fact.step, fact.code, fact.fatal, told.message, fact.cause),
         )
+    elif isinstance(event, RewardDeferred):
+        notice = event.fact
+        yield notice.session_id.bytes, deferred_input(notice.step, notice.code, notice.cause)
     elif isinstance(event, (ToolReturned, ToolFailed)):
         yield event.fact.session_id.bytes, _result(event)
 

@@ -29,7 +29,7 @@ from dsec.session.anchor_record import Compared, Frozen
 from dsec.session.anchor_restore import NotRestorable, restored
 from dsec.session.chain import chain_end
 from dsec.session.documents import RewardDocument, SpecError, unseal
-from dsec.session.io import AWAITS_RESULTS, Called, Ended, Input, Started, Stepped
+from dsec.session.io import AWAITS_LATE, AWAITS_RESULTS, Called, Ended, Input, Started, Stepped
 from dsec.session.log_row import RecordedGap
 from dsec.session.machine import Interposition, SessionMachine
 from dsec.session.program import Program, ProgramError, load_program, session_config
@@ -126,7 +126,27 @@ class Seat:
         awaiting = self.machine.awaiting
         if awaiting is None:
             return "tick"
+        if awaiting == AWAITS_LATE:
+            return "reward" if self.awaited()[0] else "tool"
         return "tool" if awaiting == AWAITS_RESULTS else "reward"
+
+    def awaited(self) -> tuple[list[Stepped], list[Called]]:
+        """The steps and the tool turns whose answers the session waits for."""
+        machine = self.machine
+        if machine.awaiting == AWAITS_LATE and (late := machine.late) is not None:
+            return late.unanswered_steps(), late.unanswered_turns()
+        if machine.awaiting == AWAITS_RESULTS and (turn := machine.called) is not None:
+            return [], [turn]
+        return ([] if self.last is None else [self.last]), []
+
+    def turns_asked(self) -> list[Called]:
+        """The tool turns of which answers are outstanding, waited for or not."""
+        machine = self.machine
+        turns = [] if machine.late is None else machine.late.unanswered_turns()
+        turn = machine.called
+        if turn is not None and turn not in turns:
+            turns.append(turn)
+        return turns
 
     def call_deadline_s(self, turn: Called) -> float:
         """How long the slowest call of a turn may take."""
@@ -302,6 +322,7 @@ class Opener:
                 placed.attempt,
                 (request.policy or "").encode(),
                 request.reward_fn_hash,
+                request.lag_steps is not None or request.reward_lag_steps_max is not None,
             ),
             tools={
                 tool.name: ToolUse(spec=tool.ref, deadline_s=tool.deadline_s)

@@ -86,6 +86,7 @@ STREAM_WATCH_S = 1.0
 REPLY_FILTERS = (
     "dsec.reward.scored",
     "dsec.reward.missing",
+    "dsec.reward.deferred",
     "dsec.tool.returned",
     "dsec.tool.failed",
 )

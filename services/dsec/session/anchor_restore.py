@@ -14,7 +14,8 @@ import lz4.frame
 
 from dsec.session.adapters.gymnasium import GymnasiumAdapter
 from dsec.session.anchors import FOLD_VERSION, Anchoring, aside, last_state_hash, restorer
-from dsec.session.io import Call, Called, Stepped
+from dsec.session.io import Stepped
+from dsec.session.late import Late, turn_of_plain
 from dsec.session.machine import SessionMachine
 from dsec.session.raised import is_ours, told_in_a_line
 from dsec.session.tools import Answers
@@ -65,6 +66,7 @@ def _restore(
         machine._chance.set_state(told["chance"])
         machine._anchors = machine._anchors or Anchoring(machine._program.agent.anchors)
         machine._anchors.last_id = anchor_id
+        machine._anchors.delayed_at = told["machine"].get("delayed_at")
     except MemoryError:
         raise
     except BaseException as error:
@@ -93,18 +95,18 @@ def _take_position(machine: SessionMachine, told: dict[str, Any]) -> None:
     last = Stepped(*told["last"])
     machine.awaiting = last.step
     if told["called"] is not None:
-        step, turn, inputs, _, turn_hash, cause, calls = told["called"]
-        called = Called(step, turn, inputs, tuple(Call(*c) for c in calls), turn_hash, cause)
+        called = turn_of_plain(told["called"])
         last = last._replace(called=called)
-        machine._answers = Answers(called)
+        machine._answers = Answers.of(called, machine._late_tools)
     machine.last = last
 
 
 def _take_objects(machine: SessionMachine, told: dict[str, Any]) -> None:
     with aside(machine):
-        env, agent, observation, info, final, space = pickle.loads(told["objects"])
+        env, agent, observation, info, final, space, *late = pickle.loads(told["objects"])
         machine._env = GymnasiumAdapter.resumed(env, told["memory"], last_state_hash(machine))
     machine._observation, machine._info, machine._final = observation, info, final
+    _take_late(machine, told.get("late"), *late)
     if told["is_whole"]:
         machine._given = {"action_space": space}
         machine._bind(agent)
@@ -115,6 +117,18 @@ def _take_objects(machine: SessionMachine, told: dict[str, Any]) -> None:
         raise NotRestorable("the agent has no set_state(state)")
     take(agent)
     _continue_space(machine._given["action_space"], space)
+
+
+def _take_late(
+    machine: SessionMachine, outstanding: dict[str, Any] | None, told: list[Any] | None = None
+) -> None:
+    """What was outstanding is outstanding again, and waited for where it was."""
+    config = machine.config
+    if outstanding is not None:
+        late = machine._late = machine._late or Late(config.lag_steps, config.reward_lag_steps_max)
+        late.restore(outstanding, told or [])
+    if machine._late is not None and config.lag_steps is not None:
+        machine._await(machine._late)
 
 
 def _continue_space(made: Any, captured: Any) -> None:

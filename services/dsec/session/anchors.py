@@ -29,10 +29,15 @@ from dsec.session import chance as chances
 from dsec.session.adapters.gymnasium import EnvError, GymnasiumAdapter
 from dsec.session.chance import Chance
 from dsec.session.documents import Anchors
+from dsec.session.late import plain_turn
 from dsec.session.raised import is_ours, told_in_a_line
 from dsec.session.seeds import derive
 from dsec.session.state_anchor import WHOLE, StateAnchor
-from dsec_contracts.anchor import ANCHOR_BLOB_BYTES_MAX, ANCHOR_STATE_BYTES_MAX
+from dsec_contracts.anchor import (
+    ANCHOR_BLOB_BYTES_MAX,
+    ANCHOR_STATE_BYTES_MAX,
+    ANCHOR_TAGS_MAX,
+)
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.step import STEP_FIELDS
 
@@ -91,7 +96,15 @@ def restorer(agent: Any) -> Callable[[Any], Any] | None:
 class Anchoring:
     """When a session's anchors are taken, and what they are."""
 
-    __slots__ = ("_at_episode_start", "_every_steps", "_proven", "given", "last_id")
+    __slots__ = (
+        "_at_episode_start",
+        "_every_steps",
+        "_is_delayed",
+        "_proven",
+        "delayed_at",
+        "given",
+        "last_id",
+    )
 
     def __init__(self, anchors: Anchors) -> None:
         self._every_steps = anchors.every_steps
@@ -100,6 +113,15 @@ class Anchoring:
         self.given: StateAnchor | None = None
         """What the agent asked for with the step that is being taken."""
         self.last_id: str | None = None
+        self._is_delayed = False
+        self.delayed_at: int | None = None
+        """The position of the last deferral that asked for an anchor."""
+
+    def delayed(self, position: int, apart_steps: int) -> None:
+        """A reward was deferred: what the agent is now, before it goes on without it, is worth
+        keeping. Behind the step that follows, and not again within so many steps."""
+        if self.delayed_at is None or position - self.delayed_at >= apart_steps:
+            self._is_delayed, self.delayed_at = True, position
 
     @classmethod
     def of(cls, anchors: Anchors) -> Anchoring | None:
@@ -112,6 +134,10 @@ class Anchoring:
         tags = self._tags(machine)
         if given is not None:
             tags = (*tags, "agent", *given.tags)
+        if self._is_delayed:
+            self._is_delayed = False
+            if machine._user("agent_raised", _gives_state, machine._agent):
+                tags = (*tags[: ANCHOR_TAGS_MAX - 1], "delayed_reward")
         if not tags or machine._pending_stop is not None:
             return
         agent, is_whole = machine._user("agent_raised", _agent_state, machine._agent, given)
@@ -144,9 +170,12 @@ def _agent_state(agent: Any, given: StateAnchor | None) -> tuple[Any, bool]:
     """The agent's state, and whether it is the agent itself. Runs user code."""
     if given is not None and given.state is not WHOLE:
         return given.state, False
-    if restorer(agent) is None or not callable(get_state := getattr(agent, "get_state", None)):
-        return agent, True
-    return get_state(), False
+    return (agent.get_state(), False) if _gives_state(agent) else (agent, True)
+
+
+def _gives_state(agent: Any) -> bool:
+    """Whether an agent says itself what its state is, and takes it back. Runs user code."""
+    return restorer(agent) is not None and callable(getattr(agent, "get_state", None))
 
 
 def _covered(state: Any) -> bytes | None:
@@ -168,6 +197,8 @@ def _frozen(machine: SessionMachine, name: str, agent: Any, is_whole: bool, prov
     """
     space = machine._given["action_space"]
     parts = (machine._env.env, agent, machine._observation, machine._info, machine._final, space)
+    late = machine.late
+    parts += () if late is None else (late.told(),)
     memory, hashed = machine._env.memory(), last_state_hash(machine)
     with aside(machine):
         try:
@@ -178,17 +209,18 @@ def _frozen(machine: SessionMachine, name: str, agent: Any, is_whole: bool, prov
             raise NotCaptured(_whose(machine, agent, error)) from error
         if not proven:
             _prove(objects, memory, hashed)
-    state = encode(
-        {
-            "fold_version": FOLD_VERSION,
-            "anchor_id": name,
-            "is_whole": is_whole,
-            "machine": _position_of(machine),
-            "chance": machine._chance.get_state(),
-            "memory": memory,
-            "objects": objects,
-        }
-    )
+    told = {
+        "fold_version": FOLD_VERSION,
+        "anchor_id": name,
+        "is_whole": is_whole,
+        "machine": _position_of(machine),
+        "chance": machine._chance.get_state(),
+        "memory": memory,
+        "objects": objects,
+    }
+    if late is not None:
+        told["late"] = late.outstanding()
+    state = encode(told)
     if len(state) > ANCHOR_STATE_BYTES_MAX:
         raise NotCaptured(f"{len(state)} bytes of state; an anchor takes {ANCHOR_STATE_BYTES_MAX}")
     blob: bytes = lz4.frame.compress(state, store_size=True)
@@ -248,10 +280,10 @@ def _position_of(machine: SessionMachine) -> dict[str, Any]:
     assert last is not None
     assert not machine._inputs
     assert not machine._calls
-    called = None
-    if last.called is not None:
-        called = [*last.called._replace(calls=()), [list(call) for call in last.called.calls]]
-    return {
+    anchoring = machine._anchors
+    delayed_at = None if anchoring is None else anchoring.delayed_at
+    position = {} if delayed_at is None else {"delayed_at": delayed_at}
+    return position | {
         "step": machine._step,
         "episode": machine._episode,
         "done_episodes": machine._done_episodes,
@@ -260,5 +292,5 @@ def _position_of(machine: SessionMachine) -> dict[str, Any]:
         "caused_by": machine._caused_by,
         "prior": machine._prior,
         "last": list(last._replace(called=None)),
-        "called": called,
+        "called": None if last.called is None else plain_turn(last.called),
     }

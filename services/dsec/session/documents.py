@@ -24,7 +24,7 @@ from dsec.session.tool_document import ToolDocument as ToolDocument
 from dsec.session.tool_document import ToolName
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.keys import TURNS_PER_STEP_MAX
-from dsec_contracts.session import ShortText
+from dsec_contracts.session import LagSteps, ShortText, check_lags
 
 SPEC_FILE_BYTES_MAX = 1 << 20
 SPEC_FILES_MAX = 256
@@ -74,17 +74,11 @@ class ToolUse(Document):
     ref: str
     """In what users write a file; in a sealed spec the tool spec's hash."""
     blocking: bool = True
+    """False: a call returns at once, and its result reaches `on_tool_result` later."""
     deadline_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
     name: ToolName | None = None
     description: str = ""
     parameters: dict[str, Any] = Field(default_factory=dict)
-
-    @field_validator("blocking")
-    @classmethod
-    def _blocking(cls, value: bool) -> bool:
-        if not value:
-            raise _not_yet("blocking: false", "use blocking: true")
-        return value
 
     @property
     def is_sealed(self) -> bool:
@@ -131,6 +125,12 @@ class AgentDocument(Document):
     def tool_names(self) -> tuple[str, ...]:
         """What the agent calls its tools."""
         return tuple(tool.name for tool in self.tools if tool.name is not None)
+
+    def late_tool_names(self) -> frozenset[str]:
+        """Those that do not block."""
+        return frozenset(
+            tool.name for tool in self.tools if tool.name is not None and not tool.blocking
+        )
 
     @field_validator("execution_plan")
     @classmethod
@@ -208,7 +208,17 @@ class SessionDocument(Document):
     labels: dict[ShortText, ShortText] = Field(default_factory=dict, max_length=64)
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     deadline_s: Annotated[float, Field(gt=0)] | None = None
+    lag_steps: LagSteps | None = None
+    """What step t caused is delivered exactly before step t + lag_steps, so that runs with late
+    rewards and tools are alike."""
+    reward_lag_steps_max: LagSteps | None = None
+    """Rewards may be deferred, by so many steps at most."""
     agents: Any = None
+
+    @model_validator(mode="after")
+    def _lags(self) -> Self:
+        check_lags(self.lag_steps, self.reward_lag_steps_max)
+        return self
 
     @field_validator("agents")
     @classmethod

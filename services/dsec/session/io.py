@@ -7,7 +7,7 @@ not happen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
@@ -18,13 +18,21 @@ from dsec_contracts.canonical import decode, encode, head
 
 REWARD: Final = "reward"
 REWARD_MISSING: Final = "reward_missing"
+REWARD_DEFERRED: Final = "reward_deferred"
 CANCEL: Final = "cancel"
 TOOL_RESULT: Final = "tool_result"
 
 AWAITS_RESULTS: Final = -1
 """`SessionMachine.awaiting` while tools are waited for and no reward: no step has this number."""
+AWAITS_LATE: Final = -2
+"""`SessionMachine.awaiting` while late inputs are waited for: they are due, or are too many."""
+REWARD_LAG_STEPS_MAX: Final = 32
+"""A deferred reward is waited for so many steps later, where the request does not say."""
 
-_KINDS = {kind: b"\x83" + encode(kind) for kind in (REWARD, REWARD_MISSING, CANCEL, TOOL_RESULT)}
+_KINDS = {
+    kind: b"\x83" + encode(kind)
+    for kind in (REWARD, REWARD_MISSING, REWARD_DEFERRED, CANCEL, TOOL_RESULT)
+}
 _FLOAT_BYTES = 9
 _REWARD_TAIL_BYTES = 17
 """A reward's fact ends with its cause: a one-byte head and 16 bytes."""
@@ -33,7 +41,7 @@ _REWARD_TAIL_BYTES = 17
 class Input(NamedTuple):
     """One input. `fact` is what is hashed; `cause` must match the chain where it is given."""
 
-    kind: Literal["reward", "reward_missing", "cancel", "tool_result"]
+    kind: Literal["reward", "reward_missing", "reward_deferred", "cancel", "tool_result"]
     ordinal: int
     fact: bytes
     value: float = 0.0
@@ -61,6 +69,11 @@ def missing_input(step: int, code: str, fatal: bool, message: str, cause: bytes)
     return Input(REWARD_MISSING, step, fact, 0.0, cause, code, fatal, message)
 
 
+def deferred_input(step: int, code: str, cause: bytes) -> Input:
+    """The notice that a step's reward comes later."""
+    return Input(REWARD_DEFERRED, step, encode([step, code]), 0.0, cause, code)
+
+
 def result_input(ordinal: int, code: str, content: bytes, turn_hash: bytes) -> Input:
     """What came of a tool call. `code` is empty where it returned."""
     fact = encode([ordinal, code, content, turn_hash])
@@ -76,14 +89,19 @@ def failure_content(message: str, retryable: bool) -> bytes:
 def step_cause(step: int, kind: str) -> bytes:
     """The key of what causes a step, in UTF-8: the start, or the input of the step before.
 
-    `kind` is that of the input, or for a tool's answer its key.
+    `kind` is that of the input, or the key itself where that is another one.
     """
-    if kind.startswith("tool_result:"):
+    if ":" in kind:
         return kind.encode()
     if step == 0:
         return keys.STARTED.encode()
-    key = keys.reward_missing if kind == REWARD_MISSING else keys.reward
-    return key(step - 1).encode()
+    return _CAUSES.get(kind, keys.reward)(step - 1).encode()
+
+
+_CAUSES: dict[str, Callable[[int], str]] = {
+    REWARD_MISSING: keys.reward_missing,
+    REWARD_DEFERRED: keys.reward_deferred,
+}
 
 
 def cancel_input(code: str, message: str = "") -> Input:
@@ -201,3 +219,5 @@ class SessionConfig:
     policy_version: str = ""
     policy_state: Any = None
     wants_prior: bool = True
+    lag_steps: int | None = None
+    reward_lag_steps_max: int = REWARD_LAG_STEPS_MAX

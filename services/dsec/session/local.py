@@ -35,6 +35,7 @@ from dsec_contracts import (
     AnchorCaptured,
     AnchorStored,
     Event,
+    RewardDeferred,
     RewardMissing,
     SessionEnded,
     SessionStarted,
@@ -184,6 +185,14 @@ class MemoryLog:
         )
         self.event(keys.reward_missing(given.ordinal), event, step=given.ordinal)
 
+    def deferred(self, given: Input) -> None:
+        """The row of a notice that a reward comes later."""
+        fact = RewardNoticeFact(
+            session_id=self.session_id, step=given.ordinal, code=given.code, cause=given.cause
+        )
+        key = keys.reward_deferred(given.ordinal)
+        self.event(key, RewardDeferred(fact=fact), step=given.ordinal)
+
     def called(self, turn: Called) -> None:
         """The row of a turn of tool calls."""
         event = ToolCalled(fact=called_fact(self.session_id, turn))
@@ -303,14 +312,16 @@ def run_in_memory(
         prior = output.observation
         while machine.ended is None and (steps_max is None or machine.steps < steps_max):
             stepped = machine.step()
+            turn = stepped if isinstance(stepped, Called) else None
             if isinstance(stepped, Stepped):
                 log.stepped(stepped)
                 while anchors and blobs is not None:
                     anchor = anchors.pop()
                     blobs[log.anchored(anchor)] = anchor.blob
-                machine.deliver(_reward(log, scorer, stepped, prior))
+                machine.deliver(scored_or_missing(log, scorer, stepped, prior))
                 prior = stepped.reset_observation or stepped.observation
-            if (turn := machine.called) is not None:
+                turn = stepped.called
+            if turn is not None:
                 log.called(turn)
                 for index, call in enumerate(turn.calls):
                     machine.deliver(log.answered(turn, index, call_tool(call)))
@@ -320,7 +331,7 @@ def run_in_memory(
     return log.rows
 
 
-def _reward(log: MemoryLog, scorer: ScorerLike, stepped: Stepped, prior: bytes) -> Input:
+def scored_or_missing(log: MemoryLog, scorer: ScorerLike, stepped: Stepped, prior: bytes) -> Input:
     """Score a step, log the reward or that there is none, and give it as the session's input."""
     step, cause = stepped.step, stepped.chain[:CAUSE_BYTES]
     try:

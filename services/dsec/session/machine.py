@@ -10,8 +10,9 @@ inside it and nowhere else.
     machine.deliver(input)       -> Ended or None; repeated, stale and foreign inputs are ignored
 
 After a step the machine waits for the input of that step (its reward, or the notice that there
-will be none); `awaiting` says so. User code that raises ends its session and nothing else; only
-`MemoryError` leaves the machine, since nobody can tell whose memory it was.
+will be none, or that it comes later: see `late.py`); `awaiting` says so. User code that raises ends
+its session and nothing else; only `MemoryError` leaves the machine, since nobody can tell whose
+memory it was.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ from dsec.session.anchors import Anchoring, OnAnchor, restorer
 from dsec.session.chain import chain_end, chain_next, chain_start, digest16
 from dsec.session.chance import Chance
 from dsec.session.io import (
+    AWAITS_LATE,
     AWAITS_RESULTS,
     CANCEL,
     REWARD,
+    REWARD_DEFERRED,
     REWARD_MISSING,
     TOOL_RESULT,
     Call,
@@ -46,6 +49,7 @@ from dsec.session.io import (
     reward_components,
     step_cause,
 )
+from dsec.session.late import Late, LateResult, LateReward
 from dsec.session.program import Program
 from dsec.session.raised import MESSAGE_CHARS_MAX, is_ours, told, told_in_a_line, type_name
 from dsec.session.seeds import derive
@@ -122,6 +126,8 @@ class SessionMachine:
         "_info",
         "_inputs",
         "_interposition",
+        "_late",
+        "_late_tools",
         "_named",
         "_observation",
         "_on_episode_start",
@@ -160,6 +166,12 @@ class SessionMachine:
         self._on_missing: Callable[..., Any] | None = None
         self._on_tool_result: Callable[..., Any] | None = None
         self._tools: tuple[str, ...] | None = program.agent.tool_names() or None
+        self._late_tools = program.agent.late_tool_names()
+        """Those whose calls do not block."""
+        self._late: Late | None = None
+        """Late inputs; None while there can be none."""
+        if self._late_tools or config.lag_steps is not None:
+            self._late = Late(config.lag_steps, config.reward_lag_steps_max)
         self._turn = 0
         self._calls: list[bytes] = []
         """The calls since the last step, as the next one names them."""
@@ -182,7 +194,7 @@ class SessionMachine:
         self.chain: bytes | None = None
         self.awaiting: int | None = None
         """The step whose reward the session waits for; `AWAITS_RESULTS` while it waits for tools
-        alone."""
+        alone, `AWAITS_LATE` for late inputs."""
         self.ended: Ended | None = None
         self.last: Stepped | None = None
         """The step taken last: published again if nobody answers it."""
@@ -213,6 +225,18 @@ class SessionMachine:
         """The tool calls that the session waits for: made again if nobody answers them."""
         return None if self._answers is None else self._answers.called
 
+    @property
+    def late(self) -> Late | None:
+        """The late inputs that are outstanding; None where there are none."""
+        late = self._late
+        return late if late is not None and (late.rewards or late.results) else None
+
+    def asks(self, turn: Called) -> bool:
+        """Whether an answer to a turn of tool calls is outstanding."""
+        return self.called is turn or (
+            self._late is not None and any(turn is one for one in self._late.unanswered_turns())
+        )
+
     def start(self) -> Started | Ended:
         """Make environment and agent, reset, and give chain_0."""
         self._interposition.enter(self._chance)
@@ -230,12 +254,17 @@ class SessionMachine:
         """
         if self.ended is not None or self.awaiting is not None or self.chain is None:
             raise RuntimeError("step() while the session waits, before start() or after its end")
+        # Before the session's time goes on: it is told at the same moment whenever it came.
+        if self._late is not None and (ended := self._tell_due(self._late)) is not None:
+            return ended
         chance = self._chance
         chance.position = self._step
         self._interposition.enter(chance)
         try:
             decision = self._decide()
             taken = self._act(decision) if self._tools is None else self._act_or_call(decision)
+            if self._late is not None:
+                self._rest(self._late, taken)
             if self._anchors is not None and type(taken) is Stepped:
                 self._take_anchor(self._anchors)
             return taken
@@ -259,34 +288,130 @@ class SessionMachine:
             self._inputs.append(given.name())
             return self._end("cancelled", given.code, given.message)
         if given.ordinal != self.awaiting or given.cause != self.chain[:16]:
-            return self._hear(given) if given.kind == TOOL_RESULT else None
+            return self._hear(given)
         self.awaiting = None
         self._caused_by = given.kind
         self._inputs.append(given.name())
         self._interposition.enter(self._chance)
         try:
             if given.kind == REWARD:
-                self._tell_reward(given)
+                self._tell_reward(given, cast(Stepped, self.last), self._info, self._final)
             elif given.kind == REWARD_MISSING:
                 self._tell_missing(given)
+            elif given.kind == REWARD_DEFERRED:
+                self._defer()
         except _Stop as stop:
             return self._end("failed", stop.code, str(stop))
         finally:
             self._interposition.exit(self._chance)
         self._final = None
+        if self._late is not None:
+            return self._settle(self._late)
         if self._answers is not None:
             self.awaiting = AWAITS_RESULTS
             return self._hear_due(self._answers)
         return self._end_if_done()
 
     def _hear(self, given: Input) -> Ended | None:
-        """Take the answer to a tool call. Those of a step are heard after its reward, whichever
-        came first."""
-        answers = self._answers
-        if answers is None:
+        """Take a late input, or the answer to a tool call. Answers to the calls of a step are heard
+        after its reward, whichever came first."""
+        late, answers = self._late, self._answers
+        if late is not None and (owed := late.find(given)) is not None:
+            owed.given = given
+            if late.lag_steps is None and (ended := self._tell(late, owed, given)) is not None:
+                return ended
+            return self._settle(late) if self.awaiting == AWAITS_LATE else None
+        if answers is None or given.kind != TOOL_RESULT:
             return None
         answers.offer(given)
-        return self._hear_due(answers) if self.awaiting == AWAITS_RESULTS else None
+        if self.awaiting != AWAITS_RESULTS:
+            return None
+        return self._hear_due(answers) if late is None else self._settle(late)
+
+    def _settle(self, late: Late) -> Ended | None:
+        """Between two outputs: tell what is due, and find out what the session waits for next."""
+        if (ended := self._tell_due(late)) is not None:
+            return ended
+        if late.lacks(self._step, ending=self._ending):
+            self.awaiting = AWAITS_LATE
+            return None
+        if self._answers is not None:
+            self.awaiting = AWAITS_RESULTS
+            return self._hear_due(self._answers)
+        self.awaiting = None
+        return self._end_if_done()
+
+    def _tell_due(self, late: Late) -> Ended | None:
+        """Tell the agent what is due and has come."""
+        ending = self._ending
+        while (owed := late.due(self._step, ending=ending)) is not None:
+            ended = self._tell(late, owed, cast(Input, owed.given))
+            if ended is not None:
+                return ended
+        return None
+
+    def _tell(self, late: Late, owed: LateReward | LateResult, given: Input) -> Ended | None:
+        """Tell the agent a late input."""
+        late.settle(owed)
+        self._inputs.append(given.name())
+        self._interposition.enter(self._chance)
+        try:
+            if isinstance(owed, LateResult):
+                turn = owed.turn
+                self._caused_by = keys.tool_result(turn.step, turn.turn, owed.index)
+                call_id, told = turn.calls[owed.index].id, result_of(given)
+                hear = cast(Callable[..., Any], self._on_tool_result)
+                self._user("agent_raised", hear, call_id, told)
+            elif given.kind == REWARD:
+                self._caused_by = keys.reward(owed.step)
+                self._tell_reward(given, owed.stepped, owed.info, owed.final)
+            else:
+                self._caused_by = keys.reward_missing(owed.step)
+                self._tell_missing(given)
+        except _Stop as stop:
+            return self._end("failed", stop.code, str(stop))
+        finally:
+            self._interposition.exit(self._chance)
+        return None
+
+    def _defer(self) -> None:
+        """The reward of the last step comes later."""
+        if self._late is None:
+            self._late = Late(None, self.config.reward_lag_steps_max)
+        self._owe_reward(self._late)
+        if self._anchors is None:
+            self._anchors = Anchoring(self._program.agent.anchors)
+        self._anchors.delayed(self._step, self.config.reward_lag_steps_max)
+
+    def _owe_reward(self, late: Late) -> None:
+        """Keep what the agent will be told beside the reward of the last step."""
+        # The environment may write over what it returned.
+        told = self._user("env_raised", copy.deepcopy, (self._info, self._final))
+        late.owe_reward(cast(Stepped, self.last), *told)
+
+    def _rest(self, late: Late, taken: Stepped | Called) -> None:
+        """After an output: what the session waits for, where not every reward is awaited at once.
+
+        A failure here comes after the output, which happened.
+        """
+        if late.lag_steps is not None and type(taken) is Stepped:
+            self._caused_by = keys.step(taken.step)
+            try:
+                self._owe_reward(late)
+            except _Stop as stop:
+                self._pending_stop = stop
+                late.owe_reward(taken, {}, None)
+            self._final = None
+        self._await(late)
+
+    def _await(self, late: Late) -> None:
+        """Say what the session waits for, behind an output. Without `lag_steps` that is the reward
+        of a step, and behind it what `_settle` finds."""
+        if late.lag_steps is None and self.awaiting is not None and self.awaiting >= 0:
+            return
+        self.awaiting = None if self._answers is None else AWAITS_RESULTS
+        if late.lacks(self._step, ending=self._ending):
+            self.awaiting = AWAITS_LATE
 
     def _hear_due(self, answers: Answers) -> Ended | None:
         """Tell the agent the answers whose turn it is."""
@@ -327,6 +452,12 @@ class SessionMachine:
         self._env = self._user("env_raised", self._program.make_env)
         observation, info = self._reset(0)
         self._user("agent_raised", self._make_agent)
+        if self._late_tools and self._on_tool_result is None:
+            raise _Stop(
+                "agent_invalid",
+                f"the agent has no on_tool_result, and declares {min(self._late_tools)} with "
+                "blocking: false: its results would reach nobody",
+            )
         encoded = self._encode_observation(observation)
         reset = self._reset_fact(encoded, info, ROW_BYTES_MAX)
         self.chain = chain_start(reset)
@@ -479,7 +610,7 @@ class SessionMachine:
         turn_ = called(
             step, turn, _EMPTY_LIST, calls, cast(bytes, self.chain), keys.step(step).encode()
         )
-        self._answers = Answers(turn_)
+        self._ask(turn_)
         self.last = cast(Stepped, self.last)._replace(called=turn_)
         return self.last
 
@@ -508,9 +639,18 @@ class SessionMachine:
             step_cause(self._step, self._caused_by),
         )
         self._turn += 1
-        self._answers = Answers(turn)
-        self.awaiting = AWAITS_RESULTS
+        self._ask(turn)
+        if self._answers is not None:
+            self.awaiting = AWAITS_RESULTS
+        else:
+            self._caused_by = keys.tool_call(turn.step, turn.turn)
         return turn
+
+    def _ask(self, turn: Called) -> None:
+        """Expect the answers to a turn: now those to calls that block, later the others."""
+        self._answers = Answers.of(turn, self._late_tools)
+        if self._late_tools:
+            cast(Late, self._late).owe_results(turn, self._late_tools)
 
     def _take_calls(self) -> bytes:
         calls, self._calls = self._calls, []
@@ -649,19 +789,18 @@ class SessionMachine:
         self._inputs = []
         return head(4, len(inputs)) + b"".join(inputs)
 
-    def _tell_reward(self, given: Input) -> None:
+    def _tell_reward(self, given: Input, last: Stepped, env_info: Any, final: Any) -> None:
         if self._on_reward is None:
             return
-        last = cast(Stepped, self.last)
         told: dict[str, Any] = {
             "step": given.ordinal,
             "episode": last.episode,
             "terminated": last.terminated,
             "truncated": last.truncated,
             "components": reward_components(given.ordinal, given.fact),
-            "final_observation": self._final,
+            "final_observation": final,
         }
-        info = {**self._info, "dsec": told} if self._info else {"dsec": told}
+        info = {**env_info, "dsec": told} if env_info else {"dsec": told}
         try:
             self._on_reward(given.value, last.terminated or last.truncated, info)
         except MemoryError:
@@ -682,6 +821,11 @@ class SessionMachine:
             most is not None and self._done_episodes >= most
         )
 
+    @property
+    def _ending(self) -> bool:
+        """No step follows."""
+        return self._pending_stop is not None or self._done
+
     def _end_if_done(self) -> Ended | None:
         if (stop := self._pending_stop) is not None:
             return self._end("failed", stop.code, str(stop))
@@ -697,7 +841,7 @@ class SessionMachine:
         inputs = self._take_inputs()
         steps, episodes = self._step, self._done_episodes
         chain = chain_end(self.chain, status, code, steps, episodes, inputs)
-        self.awaiting = self._answers = None
+        self.awaiting = self._answers = self._late = None
         self.ended = Ended(
             status, code, steps, episodes, inputs, chain, message[:MESSAGE_CHARS_MAX]
         )

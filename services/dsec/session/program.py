@@ -15,7 +15,7 @@ from dsec.session.adapters.gymnasium import EnvError, GymnasiumAdapter, env_fact
 from dsec.session.code import CodeNamespace
 from dsec.session.code_errors import CodeError, telling
 from dsec.session.documents import AgentDocument, EnvDocument, SpecError, unseal
-from dsec.session.io import SessionConfig
+from dsec.session.io import REWARD_LAG_STEPS_MAX, SessionConfig
 from dsec_contracts.session import RequestFact
 
 
@@ -108,4 +108,6 @@ def session_config(
         policy_version=request.policy or "",
         policy_state=policy_state,
         wants_prior=wants_prior,
+        lag_steps=request.lag_steps,
+        reward_lag_steps_max=request.reward_lag_steps_max or REWARD_LAG_STEPS_MAX,
     )

@@ -16,6 +16,7 @@ from dsec.session import log_row
 from dsec.session.anchor_record import Compared, RecordedAnchor, captured_of, with_outcome
 from dsec.session.chain import chain_end, digest16
 from dsec.session.io import (
+    AWAITS_LATE,
     REWARD,
     TOOL_RESULT,
     Call,
@@ -25,6 +26,7 @@ from dsec.session.io import (
     Started,
     Stepped,
     cancel_input,
+    deferred_input,
     failure_content,
     missing_input,
     result_input,
@@ -85,6 +87,8 @@ class Recorded:
     """Tool calls by step and turn."""
     anchors: dict[int, RecordedAnchor] = field(default_factory=dict)
     """By position."""
+    lanes: list[str] = field(default_factory=list)
+    """Where it was placed, in order: answers to what it asked then go there."""
 
     @classmethod
     def from_rows(cls, rows: Iterable[Row], get_blob: GetBlob | None = None) -> Recorded:
@@ -129,6 +133,9 @@ class Recorded:
             self.reset, self.chain_0 = fact_bytes(fact, "reset"), fact_bytes(fact, "chain")
         elif row.kind == log_row.ENDED and self.ended is None:
             self.ended = ended_of(row)
+        elif row.kind == log_row.PLACED:
+            if (lane := str(fact_map(row)["lane"])) not in self.lanes:
+                self.lanes.append(lane)
         elif row.kind in log_row.ANCHORS:
             pass  # taken together, since each has two rows
         elif row.kind == log_row.TOOL_CALLED:
@@ -229,6 +236,9 @@ def input_of(row: Row, get_blob: GetBlob | None = None) -> Input | None:
             str(told.get("message", "")),
             fact_bytes(notice, "cause"),
         )
+    if row.kind == log_row.REWARD_DEFERRED:
+        notice = fact_map(row)
+        return deferred_input(notice["step"], notice["code"], fact_bytes(notice, "cause"))
     if row.kind in (log_row.TOOL_RETURNED, log_row.TOOL_FAILED):
         return _result_of(row, get_blob)
     if row.kind == log_row.CANCEL_REQUESTED:
@@ -391,6 +401,7 @@ class _Turns:
     def __init__(self, recorded: Recorded, from_step: int) -> None:
         self._recorded = recorded.turns
         self._unseen = {at: turn for at, turn in recorded.turns.items() if at[0] >= from_step}
+        self.any = bool(recorded.turns)
         self.next_step = len(recorded.steps)
 
     def compare(self, output: Called) -> Divergence | None:
@@ -412,6 +423,23 @@ class _Turns:
             one, other = expected.turn_hash, output.turn_hash
             return Divergence(output.step, "turn_hash", one, other)
         return None
+
+    def before(self, step: RecordedStep) -> list[int]:
+        """For each recorded turn before a step was taken, in order: how many inputs were delivered
+        since the step before, when it was made.
+
+        Raises:
+            ValueError, TypeError: what a turn names are no inputs.
+        """
+        delivered, counts = 0, list[int]()
+        turn = None
+        while (following := self._recorded.get((step.step, len(counts)))) is not None:
+            turn = following
+            delivered += len(decode(turn.inputs))
+            counts.append(delivered)
+        if turn is not None and digest16(step.chain + turn.fact) == turn.turn_hash:
+            counts.pop()  # it came with the action
+        return counts
 
     def waiting(self, turn: int) -> Called | None:
         """The recorded turn of the step after the last recorded one."""
@@ -471,6 +499,9 @@ def _waits(machine: SessionMachine) -> list[list[Any]]:
     """What a machine waits for, as inputs are named but for their hashes."""
     if machine.awaiting is not None and machine.awaiting >= 0:
         return [[REWARD, machine.awaiting]]
+    late = machine.late
+    if machine.awaiting == AWAITS_LATE and late is not None:
+        return [[REWARD, step] for step in late.rewards] + [[TOOL_RESULT, n] for n in late.results]
     turn = cast(Called, machine.called)
     first = keys.call_ordinal(turn.step, turn.turn, 0)
     return [[TOOL_RESULT, first + n] for n in range(len(turn.calls))]
@@ -490,14 +521,9 @@ def _rerun_step(
     machine: SessionMachine, step: RecordedStep, named: _Named, turns: _Turns
 ) -> Generator[int, None, Divergence | None]:
     try:
-        for given in named.of_step(step.fact):
-            if given.kind == TOOL_RESULT and machine.awaiting is None and machine.ended is None:
-                # The first result of a turn: the agent has to ask for it first.
-                divergence = _compare_turn(machine.step(), step, turns)
-                if divergence is not None:
-                    return divergence
-                yield step.step
-            machine.deliver(given)
+        divergence = yield from _deliver(machine, step, named.of_step(step.fact), turns)
+        if divergence is not None:
+            return divergence
         if machine.recorded_actions is not None:
             decode(step.fact)[_ACTION]
     except _NotInLog as missing:
@@ -521,6 +547,35 @@ def _rerun_step(
     if output.chain != step.chain:
         return Divergence(step.step, "chain", step.chain, output.chain)
     return None if output.called is None else turns.compare(output.called)
+
+
+def _deliver(
+    machine: SessionMachine, step: RecordedStep, inputs: list[Input], turns: _Turns
+) -> Generator[int, None, Divergence | None]:
+    """Deliver what a step names, and make the turns between: each where the log has it."""
+    counts = turns.before(step) if turns.any else []
+    made = 0
+    for n in range(len(inputs) + 1):
+        given = inputs[n] if n < len(inputs) else None
+        while machine.awaiting is None and machine.ended is None:
+            is_due = made < len(counts) and counts[made] == n
+            # Without its turn in the log, a result still says that the agent asked for it.
+            if not is_due and (given is None or not _is_asked_for(machine, given)):
+                break
+            divergence = _compare_turn(machine.step(), step, turns)
+            if divergence is not None:
+                return divergence
+            made += 1
+            yield step.step
+        if given is not None:
+            machine.deliver(given)
+    return None
+
+
+def _is_asked_for(machine: SessionMachine, given: Input) -> bool:
+    """Whether an input answers a tool call that the agent has yet to make."""
+    late = machine.late
+    return given.kind == TOOL_RESULT and (late is None or given.ordinal not in late.results)
 
 
 def _compare_turn(

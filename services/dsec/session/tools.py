@@ -12,7 +12,7 @@ model that wrote a bad argument is told so and may try again.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -125,39 +125,56 @@ def called_fact(session_id: UUID, turn: Called) -> ToolCalledFact:
 
 
 class Answers:
-    """The answers to one turn. Each counts once, and is due when all before it were heard."""
+    """The answers to the calls of one turn that block. Each counts once, and is due when all before
+    it were heard."""
 
-    __slots__ = ("_first", "_held", "_next", "called")
+    __slots__ = ("_awaited", "_first", "_held", "_next", "called")
 
-    def __init__(self, turn: Called) -> None:
+    def __init__(self, turn: Called, awaited: Sequence[int]) -> None:
+        """`awaited`: the places of the calls that block, in order, one at least."""
         self.called = turn
+        self._awaited = awaited
         self._first = keys.call_ordinal(turn.step, turn.turn, 0)
         self._held: dict[int, Input] = {}
         self._next = 0
 
+    @classmethod
+    def of(cls, turn: Called, late: frozenset[str]) -> Answers | None:
+        """Those to a turn's calls of tools that are not `late`. None: no call blocks."""
+        awaited = [n for n, call in enumerate(turn.calls) if call.name not in late]
+        return cls(turn, awaited) if awaited else None
+
     def offer(self, given: Input) -> None:
         """Keep an answer until it is due. What is stale, foreign or repeated changes nothing."""
         index = given.ordinal - self._first
-        if self._next <= index < len(self.called.calls) and given.cause == self.called.turn_hash:
+        if index in self.awaited and given.cause == self.called.turn_hash:
             self._held.setdefault(index, given)
 
     def due(self) -> tuple[str, Input] | None:
         """The next answer and the id of its call, or None."""
-        given = self._held.pop(self._next, None)
+        if self.complete:
+            return None
+        index = self._awaited[self._next]
+        given = self._held.pop(index, None)
         if given is None:
             return None
         self._next += 1
-        return self.called.calls[self._next - 1].id, given
+        return self.called.calls[index].id, given
+
+    @property
+    def awaited(self) -> Sequence[int]:
+        """The places of the calls whose answers were not heard yet."""
+        return self._awaited[self._next :]
 
     @property
     def complete(self) -> bool:
         """Whether all were heard."""
-        return self._next == len(self.called.calls)
+        return self._next == len(self._awaited)
 
     @property
     def last_key(self) -> str:
         """The key of the last answer."""
-        return keys.tool_result(self.called.step, self.called.turn, len(self.called.calls) - 1)
+        return keys.tool_result(self.called.step, self.called.turn, self._awaited[-1])
 
 
 def result_of(given: Input) -> Any:

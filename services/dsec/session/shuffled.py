@@ -1,0 +1,103 @@
+"""A session in one process whose answers come late, and in an order that is drawn.
+
+What `local.run_in_memory` answers at once is answered here at any time: rewards may be deferred
+first, and several steps and tool calls wait for theirs together. Tests run sessions so that must
+come to the same end, or at least verify, however late the world is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, MutableMapping
+from functools import partial
+from uuid import UUID
+
+from dsec.session.anchor_record import Frozen, frozen
+from dsec.session.io import Called, Input, SessionConfig, Started, Stepped, deferred_input
+from dsec.session.local import (
+    CAUSE_BYTES,
+    CallTool,
+    MemoryLog,
+    ScorerLike,
+    no_tools,
+    scored_or_missing,
+)
+from dsec.session.log_row import LogRow
+from dsec.session.machine import SessionMachine
+from dsec.session.program import Program
+
+DEFERRED_CODE = "service_slow"
+
+
+def run_shuffled(
+    program: Program,
+    config: SessionConfig,
+    session_id: UUID,
+    scorer: ScorerLike,
+    chance: random.Random,
+    *,
+    deferred_share: float = 0.5,
+    call_tool: CallTool = no_tools,
+    blobs: MutableMapping[str, bytes] | None = None,
+) -> list[LogRow]:
+    """Run a session and give the rows of its log.
+
+    Args:
+        chance: draws what is deferred, and what comes when.
+        deferred_share: of the rewards, from 0 to 1.
+        call_tool: what makes the agent's tool calls.
+        blobs: takes the blobs of the session's anchors; without it none are captured.
+    """
+    log = MemoryLog(session_id)
+    machine = SessionMachine(program, config)
+    anchors: list[Frozen] = []
+    if blobs is not None:
+        machine.on_anchor = lambda taken: anchors.append(frozen(taken))
+    output = machine.start()
+    coming: list[Callable[[], Input]] = []
+    if isinstance(output, Started):
+        log.started(output)
+        prior = output.observation
+        while machine.ended is None:
+            if coming and (machine.awaiting is not None or chance.random() < 0.5):
+                machine.deliver(coming.pop(chance.randrange(len(coming)))())
+                continue
+            taken = machine.step()
+            turn = taken if isinstance(taken, Called) else None
+            if isinstance(taken, Stepped):
+                log.stepped(taken)
+                while anchors and blobs is not None:
+                    anchor = anchors.pop()
+                    blobs[log.anchored(anchor)] = anchor.blob
+                reward = partial(scored_or_missing, log, scorer, taken, prior)
+                if chance.random() < deferred_share:
+                    reward = partial(_deferred, log, taken, coming, reward)
+                coming.append(reward)
+                prior, turn = taken.reset_observation or taken.observation, taken.called
+            if turn is not None:
+                log.called(turn)
+                coming += [
+                    partial(_answered, log, turn, index, call_tool)
+                    for index in range(len(turn.calls))
+                ]
+    if machine.ended is not None:
+        log.ended(machine.ended)
+    machine.close()
+    return log.rows
+
+
+def _deferred(
+    log: MemoryLog,
+    stepped: Stepped,
+    coming: list[Callable[[], Input]],
+    reward: Callable[[], Input],
+) -> Input:
+    """Say that a reward comes later, and have it come."""
+    notice = deferred_input(stepped.step, DEFERRED_CODE, stepped.chain[:CAUSE_BYTES])
+    log.deferred(notice)
+    coming.append(reward)
+    return notice
+
+
+def _answered(log: MemoryLog, turn: Called, index: int, call_tool: CallTool) -> Input:
+    return log.answered(turn, index, call_tool(turn.calls[index]))
