@@ -25,11 +25,12 @@ LagSteps = Annotated[int, Field(ge=1, le=LAG_STEPS_MAX, strict=True)]
 
 def check_lags(lag_steps: int | None, reward_lag_steps_max: int | None) -> None:
     """Refuse a pair that cannot be kept."""
-    if lag_steps is not None and reward_lag_steps_max is not None:
-        if lag_steps > reward_lag_steps_max:
-            raise ValueError(
-                f"lag_steps: {lag_steps} is more than reward_lag_steps_max, {reward_lag_steps_max}"
-            )
+    if lag_steps is None or reward_lag_steps_max is None:
+        return
+    if lag_steps > reward_lag_steps_max:
+        raise ValueError(
+            f"lag_steps: {lag_steps} is more than reward_lag_steps_max, {reward_lag_steps_max}"
+        )
 
 
 class RequestFact(Part):

@@ -34,7 +34,7 @@ from dsec_contracts import keys
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.step import STEP_FIELDS
 
-STEPS = 14
+STEPS = 11
 SEARCH = ToolUse(ref="a" * 64, name="search", deadline_s=30.0, blocking=False)
 ADD = ToolUse(ref="b" * 64, name="add", deadline_s=30.0, blocking=False)
 PRICE = ToolUse(ref="c" * 64, name="price", deadline_s=30.0, blocking=False)
@@ -132,17 +132,19 @@ def told(rows) -> list[tuple[int, str, int]]:
 # -- with lag_steps --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lag", [1, 2, 5, 40])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_with_lag_steps_fifty_runs_have_one_chain(name, lag, session_id):
+@pytest.mark.parametrize(
+    ("name", "lag", "runs"),
+    [("three", 3, 50), ("three", 40, 4), ("rewards", 2, 10), ("mixed", 1, 6), ("mixed", 3, 10)],
+)
+def test_with_lag_steps_all_runs_have_one_chain(name, lag, runs, session_id):
     program, asked = PROGRAMS[name], config(lag)
     whole = run_in_memory(program, asked, session_id, Scorer(), call_tool=call_tool)
     assert (ended(whole).status, ended(whole).code) == ("completed", "max_steps")
     chains = set()
-    for seed in range(50):
+    for seed in range(runs):
         rows = shuffled(program, asked, session_id, seed)
         chains.add(ended(rows).chain)
-        if seed < 5:
+        if seed < 2:
             verdict = verify(rows, program, asked, EnvScorer())
             assert (verdict.ok, verdict.complete) == (True, True), verdict.first_divergence
     assert chains == {ended(whole).chain}
@@ -183,10 +185,10 @@ def test_one_step_of_lag_is_what_a_session_without_lag_does(session_id):
 # -- without ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_without_lag_steps_every_run_verifies(name, session_id):
+@pytest.mark.parametrize(("name", "runs"), [("three", 50), ("rewards", 10), ("mixed", 10)])
+def test_without_lag_steps_every_run_verifies(name, runs, session_id):
     program, chains = PROGRAMS[name], set()
-    for seed in range(50):
+    for seed in range(runs):
         rows = shuffled(program, config(), session_id, seed)
         verdict = verify(rows, program, config(), EnvScorer())
         assert (verdict.ok, verdict.complete) == (True, True), verdict.first_divergence
@@ -198,7 +200,7 @@ def test_without_lag_steps_every_run_verifies(name, session_id):
 
 def test_what_is_late_is_told_in_the_order_of_positions_and_not_too_late(session_id):
     late = 0
-    for seed in range(20):
+    for seed in range(6):
         rows = shuffled(PROGRAMS["three"], config(lag_max=3), session_id, seed, deferred_share=0.7)
         at = {row.key: n for n, row in enumerate(rows)}
         places = []
@@ -212,7 +214,7 @@ def test_what_is_late_is_told_in_the_order_of_positions_and_not_too_late(session
                 late += before > ordinal + 1
             places.append(at[key])
         assert places == sorted(places)
-    assert late > 20
+    assert late > 6
 
 
 # -- a restart, anywhere ---------------------------------------------------------------------------
@@ -270,7 +272,7 @@ def answer(log: MemoryLog, turn: Called, index: int):
 @pytest.mark.parametrize("lag", [None, 3])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_restart_at_any_row_goes_on(name, lag, session_id):
-    program, asked = PROGRAMS[name], config(lag)
+    program, asked = PROGRAMS[name], config(lag, steps=7)
     rows = shuffled(program, asked, session_id, 5, deferred_share=0.6)
     for cut in range(len(rows) + 1):
         recorded = Recorded.from_rows(rows[:cut])
@@ -308,7 +310,7 @@ def test_a_restart_from_any_anchor_has_what_is_outstanding(lag, session_id):
     assert outstanding > STEPS
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_repetition_and_strangers_change_nothing(data, session_id):
     """With lag_steps: answers in any order, each as often as it likes, and foreign ones between."""
@@ -320,16 +322,14 @@ def test_repetition_and_strangers_change_nothing(data, session_id):
     known.append(deferred_input(3, "slow", b"\0" * 16))
     machine = SessionMachine(program, asked)
     machine.start()
-    for _ in range(3000):
-        if machine.ended is not None:
-            break
-        if machine.awaiting is None and data.draw(st.booleans()):
-            machine.step()
+    while machine.ended is None:
         for one in data.draw(st.lists(st.sampled_from(known), max_size=12)):
             machine.deliver(one)
-        if machine.awaiting is not None:
-            for one in known:
-                machine.deliver(one)
+        if machine.ended is None and machine.awaiting is None:
+            machine.step()
+            continue
+        for one in known:
+            machine.deliver(one)
     assert machine.ended == whole
 
 
@@ -520,7 +520,7 @@ def test_an_anchor_is_taken_when_rewards_begin_to_be_late(session_id):
         PROGRAMS["rewards"], config(lag_max=4), session_id, 2, deferred_share=1.0, blobs=blobs
     )
     anchors = Recorded.from_rows(rows).anchors
-    assert sorted(anchors) == [2, 6, 10, 14]
+    assert sorted(anchors) == [2, 6, 10]
     assert {anchor.fact[4] for anchor in anchors.values()} == {("delayed_reward",)}
     assert verify(rows, PROGRAMS["rewards"], config(lag_max=4), EnvScorer()).ok
     stateless = program_of([], AGENT.replace("get_state", "gets_state"))

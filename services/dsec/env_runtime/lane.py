@@ -349,7 +349,7 @@ class Lane:
     async def hear(
         self, consumer: Consumer, previous: str | None = None, after: int = 0
     ) -> int | None:
-        """Feed answers to the sessions: for ever, or while any is here that came from `previous`
+        """Feed answers to the sessions: for ever, or while any is here that was on `previous`
         (the lane whose answers `consumer` gives).
 
         Args:
@@ -370,7 +370,7 @@ class Lane:
         return None
 
     def _has_from(self, previous: str) -> bool:
-        return any(seat.placed.previous_lane == previous for seat in self.seats.values())
+        return any(previous in seat.hears for seat in self.seats.values())
 
     def take(self, message: Message) -> None:
         """One answer."""

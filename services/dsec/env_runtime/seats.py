@@ -112,6 +112,8 @@ class Seat:
     was."""
     anchors_waiting: int = 0
     """Anchors that were captured and are not published yet; the session's end waits for them."""
+    hears: set[str] = field(default_factory=set)
+    """Lanes of earlier attempts whose answers it hears."""
     told_of_anchors: bool = False
     """It was said that one could not be captured."""
 
@@ -165,6 +167,8 @@ class Opening:
     """Anchors that were taken on the way and that the log lacks."""
     resumed: ResumedCircumstance | None = None
     """Where a session with anchors came back from."""
+    lanes_before: list[str] = field(default_factory=list)
+    """Lanes of earlier attempts that answers may still go to."""
 
 
 class Loaded(NamedTuple):
@@ -394,7 +398,15 @@ def open_seat(
     if not machine.deterministic and machine.steps > began_at:
         seat.lost_memory_before_step = machine.steps
     pending = undelivered(recorded, machine)
-    return Opening(seat, ended=machine.ended, pending=pending, anchors=anchors.missing)
+    # What is late may have been asked by any attempt; all else by the last one alone.
+    lanes = recorded.lanes if machine.late is not None else []
+    return Opening(
+        seat,
+        ended=machine.ended,
+        pending=pending,
+        anchors=anchors.missing,
+        lanes_before=[lane for lane in lanes if lane != seat.placed.lane],
+    )
 
 
 def diverged(divergence: Divergence, recorded: Recorded) -> Ended:

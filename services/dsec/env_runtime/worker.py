@@ -415,8 +415,12 @@ class Worker:
             await self._on_ended(seat, opening.ended)
             return
         seat.trace_steps = asks_for_steps(self._telemetry, seat.request)
+        before = dict.fromkeys(opening.lanes_before)
         if placed.previous_lane is not None:
-            await self._follow(placed.previous_lane, lane, tail.sequence + 1)
+            before[placed.previous_lane] = None
+        seat.hears.update(before)
+        for previous in before:
+            await self._follow(previous, lane, tail.sequence + 1)
         self._seats[placed.session_id] = seat
         self.heap.started()
         self._opening.pop(placed.session_id, None)
