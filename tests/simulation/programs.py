@@ -58,6 +58,7 @@ class Agent:
     def __init__(self, config):
         self.told, self.seen, self.turns = 0, 0, 0
         self.tools = [tool["name"] for tool in config["tools"]]
+        self.beside = config["params"].get("beside", False)
 
     def step(self, observation):
         self.turns += 1
@@ -65,7 +66,11 @@ class Agent:
         if self.tools and self.turns % 2:
             calls = [{"name": name, "arguments": {"x": self.told % 11}} for name in self.tools]
             return {"tool_calls": calls}
-        return {"action": (self.seen + self.told) % 5}
+        decided = {"action": (self.seen + self.told) % 5}
+        if self.beside and self.turns % 4:
+            calls = [{"name": name, "arguments": {"x": self.turns}} for name in self.tools]
+            decided["tool_calls"] = calls
+        return decided
 
     def on_reward(self, reward, done, info):
         self.told = (self.told * 7 + int(reward * 100)) % 1009
@@ -97,8 +102,8 @@ def _tool(name: str, code: bytes, *, idempotent: bool) -> tuple[str, bytes]:
     return seal("tool", document, {"tool.py": code})
 
 
-def _use(name: str, spec: tuple[str, bytes]) -> ToolUse:
-    return ToolUse(ref=spec[0], name=name, deadline_s=2.0)
+def _use(name: str, spec: tuple[str, bytes], *, blocking: bool = True) -> ToolUse:
+    return ToolUse(ref=spec[0], name=name, deadline_s=2.0, blocking=blocking)
 
 
 LOOKUP_SPEC = _tool("lookup", LOOKUP, idempotent=True)
@@ -117,6 +122,16 @@ def _agent(**options: Any) -> tuple[str, bytes]:
     return seal("agent", document, {"agent.py": AGENT})
 
 
+_LATE_TOOLS = {
+    "tools": [
+        _use("lookup", LOOKUP_SPEC, blocking=False),
+        _use("once_more", LOOKUP_SPEC),
+        _use("again", LOOKUP_SPEC, blocking=False),
+    ],
+    "params": {"beside": True},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of session."""
@@ -126,6 +141,8 @@ class Kind:
     reward: tuple[str, bytes]
     repeatable: bool = True
     """Whether an undisturbed run gives the same: property (c)."""
+    lags: tuple[tuple[str, int], ...] = ()
+    """What its request says of late inputs."""
 
 
 KINDS = (
@@ -134,6 +151,16 @@ KINDS = (
     Kind("tools", _agent(tools=[_use("lookup", LOOKUP_SPEC)]), BY_FUNCTION),
     Kind("once", _agent(tools=[_use("once", ONCE_SPEC)]), BY_ENV, repeatable=False),
     Kind("forgetful", _agent(deterministic_mode=False), BY_FUNCTION, repeatable=False),
+    Kind("deferred", _agent(), BY_FUNCTION, repeatable=False, lags=(("reward_lag_steps_max", 3),)),
+    Kind("lagged", _agent(), BY_FUNCTION, lags=(("lag_steps", 2),)),
+    Kind(
+        "late",
+        _agent(**_LATE_TOOLS),
+        BY_FUNCTION,
+        repeatable=False,
+        lags=(("reward_lag_steps_max", 2),),
+    ),
+    Kind("lagged tools", _agent(**_LATE_TOOLS), BY_FUNCTION, lags=(("lag_steps", 3),)),
 )
 SPECS: dict[str, tuple[str, bytes]] = {
     spec[0]: (kind, spec[1])
@@ -205,6 +232,7 @@ def undisturbed(kind: Kind, seed: int, max_steps: int) -> tuple[bytes, tuple[flo
         seed=seed,
         max_steps=max_steps,
         creation_timestamp="2026-01-01T00:00:00Z",  # type: ignore[arg-type]
+        **dict(kind.lags),  # type: ignore[arg-type]
     )
     code = program(kind)
     config = session_config(request, code)

@@ -8,9 +8,13 @@ run in place, between two waits), and signals.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import contextlib
+import struct
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
+import nats.errors
 from tests.simulation.bus import connect
 from tests.simulation.clock import Process
 from tests.simulation.history import SchedulersHistory
@@ -18,7 +22,7 @@ from tests.simulation.log import Reader
 from tests.simulation.recording import BesideConnection, RecordersWriter
 from tests.simulation.workers import node
 
-from dsec.platform.bus import Bus, Message
+from dsec.platform.bus import Bus, BusError, Message
 from dsec.platform.specs import Patience, spec_source
 from dsec.platform.telemetry import OFF
 from dsec.recorder.leadership import Recorder
@@ -40,7 +44,9 @@ from dsec.tool.handlers import CONSUMER as TOOL
 from dsec.tool.handlers import Caller
 from dsec.tool.processes import Program
 from dsec.tool.settings import ToolSettings
-from dsec_contracts import SessionStepped, ToolCalled, subjects
+from dsec_contracts import RewardDeferred, SessionStepped, ToolCalled, keys, subjects
+from dsec_contracts.columns import fixed_rows
+from dsec_contracts.reward import RewardNoticeFact
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -140,11 +146,65 @@ async def reward(world: World, process: Process) -> None:
     functions = InPlaceFunctions(world)
     rewarder = Rewarder(bus, specs, functions, _no_blobs, settings, world.now)
     subject = subjects.every(SessionStepped.event_name())
-    await pump(bus, REWARD, subject, rewarder.on_session_stepped, settings.reward_ack_wait_s)
+    deferring = Deferring(world, bus, rewarder)
+    await pump(bus, REWARD, subject, deferring.on_session_stepped, settings.reward_ack_wait_s)
 
 
 def _no_blobs(key: str) -> bytes:
     raise AssertionError(f"no observation here is large: {key}")
+
+
+class Deferring:
+    """A rewarder that says of some ticks that their rewards come later, and then scores them."""
+
+    def __init__(self, world: World, bus: Bus, rewarder: Rewarder) -> None:
+        self._world = world
+        self._bus = bus
+        self._rewarder = rewarder
+        self._later: set[asyncio.Task[None]] = set()
+
+    async def on_session_stepped(self, message: Message) -> None:
+        """Score one tick, at once or later; it is acknowledged when that is done."""
+        event = message.event()
+        assert isinstance(event, SessionStepped)
+        if not event.circumstance.deferrable or not self._world.plan.defers(
+            self._world.loop.time()
+        ):
+            await self._rewarder.on_session_stepped(message)
+            return
+        with contextlib.suppress(BusError, nats.errors.Error, OSError, TimeoutError):
+            for notice in notices(event):
+                await self._publish(notice, event.circumstance.lane)
+        task = asyncio.create_task(self._score_later(message))
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+
+    async def _score_later(self, message: Message) -> None:
+        await asyncio.sleep(self._world.chance.uniform(0, 4 * self._world.plan.work_s_max))
+        await self._rewarder.on_session_stepped(message)
+
+    async def _publish(self, notice: RewardDeferred, lane: str) -> None:
+        session_id, step = notice.fact.session_id, notice.fact.step
+        await self._bus.publish(
+            notice,
+            lane,
+            source="dsec/reward",
+            time=self._world.now(),
+            event_id=f"reward.deferred.{session_id}.{step}",
+            session_id=session_id,
+            cause=keys.of(session_id, keys.step(step)),
+        )
+
+
+def notices(event: SessionStepped) -> Iterator[RewardDeferred]:
+    """That the rewards of a tick come later, of those whose sessions can go on without."""
+    row = event.row
+    steps = struct.unpack(f"<{event.rows}i", row.step)
+    ids, chains = fixed_rows(row.session_id, 16), fixed_rows(row.chain, 32)
+    for raw_id, step, chain in zip(ids, steps, chains, strict=True):
+        if raw_id.hex() in event.circumstance.deferrable:
+            told = {"session_id": UUID(bytes=raw_id), "step": step, "code": "service_slow"}
+            yield RewardDeferred(fact=RewardNoticeFact(**told, cause=chain[:16]))
 
 
 # -- tools -------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -16,8 +17,13 @@ from tests.simulation.world import World
 from dsec.platform.bus import Message
 from dsec.recorder.intake import Reading, Unfit, read, table_of
 from dsec.replay.verify import verify
+from dsec.session.io import REWARD, REWARD_MISSING
+from dsec.session.log_row import LogRow
 from dsec.session.program import session_config
+from dsec.session.rerun import Recorded
 from dsec_contracts import keys
+from dsec_contracts.canonical import decode
+from dsec_contracts.step import STEP_FIELDS
 
 ONE_WINS = ("session.ended", "session.cancel_requested", "worker.fenced")
 """Of these several may be said of one thing, and the first counts."""
@@ -113,12 +119,24 @@ def _session(world: World, session: Session) -> Iterator[str]:
     status = _status(told.fact)
     if status != ("completed", "max_steps"):
         yield f"it ended {status}: {told.circumstance}"
+    unheard = set(range(request.max_steps)) - set(_rewarded(rows))
+    if status == ("completed", "max_steps") and unheard:
+        yield f"the rewards of steps {sorted(unheard)} never reached it"
     if kind.repeatable and outcome_of(rows) != undisturbed(kind, request.seed, request.max_steps):
         yield "chain or rewards are not those of an undisturbed run"  # (c)
 
 
-def _status(fact: bytes) -> tuple[str, str]:
-    from dsec_contracts.canonical import decode
+def _rewarded(rows: list[LogRow]) -> Iterator[int]:
+    """The steps whose reward, or that there is none, some output names."""
+    recorded = Recorded.from_rows(rows)
+    named = [decode(step.fact)[STEP_FIELDS.index("inputs")] for step in recorded.steps]
+    if recorded.ended is not None:
+        named.append(decode(recorded.ended.inputs))
+    for kind, ordinal, _ in itertools.chain.from_iterable(named):
+        if kind in (REWARD, REWARD_MISSING):
+            yield ordinal
 
+
+def _status(fact: bytes) -> tuple[str, str]:
     value = decode(fact)
     return value["status"], value["code"]
