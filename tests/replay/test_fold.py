@@ -1,15 +1,21 @@
 """The fold: pure, total, indifferent to order and repetition, and it finds a false chain."""
 
 import math
+import random
 import time
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsec.replay.fold import Fault, StepNotRecorded, fold, fold_at
+from dsec.replay.fold import DeferredReward, Fault, StepNotRecorded, fold, fold_at
+from dsec.session.io import SessionConfig
 from dsec.session.log_row import RecordedGap
+from dsec.session.shuffled import run_shuffled
 from dsec_contracts.canonical import decode, encode
+
+SESSION_ID = UUID("0192f0c1-2345-7abc-8def-0123456789ab")
 
 
 def test_a_state_is_what_the_log_says(rows):
@@ -51,6 +57,29 @@ def test_every_prefix_has_a_state(rows, cut):
     assert state.steps == sum(r.kind == "session.stepped" for r in rows[:cut])
     assert state.intact
     assert state.status == ("queued" if not cut else "running" if cut < len(rows) else "completed")
+
+
+def test_a_deferred_reward_is_at_its_step_with_when_it_was_delivered(cartpole):
+    config = SessionConfig(7, 12, reward_lag_steps_max=4)
+    rows = run_shuffled(
+        cartpole.program, config, SESSION_ID, cartpole.scorer, random.Random(3), deferred_share=0.6
+    )
+    outputs = [r for r in rows if r.kind in ("session.stepped", "session.ended")]
+    at = {row.key: n for n, row in enumerate(rows)}
+    expected = []
+    for row in rows:
+        if row.kind == "reward.deferred":
+            came = at[f"reward:{row.step}.1"]
+            before = next(n for n, output in enumerate(outputs) if at[output.key] > came)
+            expected.append(DeferredReward(row.step, "service_slow", before))
+    state = fold(rows)
+    assert state.deferred == sorted(expected, key=lambda one: one.step)
+    assert {one.delivered_before - one.step for one in state.deferred} >= {1, 2, 4}
+    assert state.rewards == 12
+    random.Random(1).shuffle(rows)
+    assert fold(rows + rows[:9]) == state
+    first = state.deferred[0]
+    assert fold_at(rows, first.step).deferred == [DeferredReward(first.step, "service_slow", None)]
 
 
 def test_the_state_at_a_step_is_that_of_the_log_cut_there(rows):

@@ -27,7 +27,8 @@ BYTES = ("chain", "fact", "observation", "reset_observation", "extras")
 
 
 def history(rows: list[LogRow], config: SessionConfig, **sources: Any) -> dict[str, Any]:
-    """The content of a new file; `diverges_at` among the sources where verification must fail."""
+    """The content of a new file; `diverges_at` among the sources where verification must fail, and
+    `lags` where the session's configuration says something of late inputs."""
     return {
         **sources,
         "seed": config.seed,
@@ -72,8 +73,9 @@ def test_a_history_still_folds_to_its_hash(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_history_still_verifies(name, made):
     content = read(name)
-    one = made(agent=content["agent"], env=content["env"], reward=content["reward"])
-    config = SessionConfig(content["seed"], content["max_steps"])
+    sources = {key: content[key] for key in ("agent", "env", "reward", "tools") if key in content}
+    one = made(**sources)
+    config = SessionConfig(content["seed"], content["max_steps"], **content.get("lags", {}))
     verdict = verify(rows_of(content), one.program, config, one.scorer)
     if content.get("diverges_at") is None:
         assert verdict.ok, verdict.first_divergence

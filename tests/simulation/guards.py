@@ -20,12 +20,15 @@ from typing import Any
 
 from tests.simulation.faults import Fault, Plan
 from tests.simulation.network import Weather
+from tests.simulation.programs import undisturbed
 from tests.simulation.switches import Switches
 
 from dsec.env_runtime.lane import Lane
 from dsec.recorder.effects import Feed, Item
 from dsec.recorder.intake import read
 from dsec.scheduler.handlers import Scheduler
+from dsec.session.io import AWAITS_LATE
+from dsec.session.late import Late
 from dsec.session.machine import SessionMachine
 from dsec.tool.handlers import Caller
 
@@ -101,6 +104,28 @@ async def _heard_unnumbered(
             lane.take(message)
 
 
+def _told_as_it_comes(machine: SessionMachine, given: Any) -> Any:
+    """`SessionMachine._hear` that tells what is late at once, `lag_steps` or not."""
+    late = machine._late
+    if late is not None and (owed := late.find(given)) is not None:
+        owed.given = given
+        if (ended := machine._tell(late, owed, given)) is not None:
+            return ended
+        return machine._settle(late) if machine.awaiting == AWAITS_LATE else None
+    return _hear(machine, given)
+
+
+_hear = SessionMachine._hear
+
+
+@contextlib.contextmanager
+def _late_at_any_step() -> Iterator[None]:
+    undisturbed.cache_clear()  # also those are run without the guard
+    with _instead(SessionMachine, "_hear", _told_as_it_comes):
+        yield
+    undisturbed.cache_clear()
+
+
 LATE = Plan(
     Weather(delay_s_max=0.01, slow_share=0.05, slow_s_max=3.0, until_s=12.0),
     duplicate_window_s=120.0,
@@ -165,6 +190,20 @@ DOUBLED = Plan(
 )
 """Half of all messages come twice, and no server remembers the first."""
 
+SWITCHING = Plan(
+    Weather(),
+    duplicate_window_s=120.0,
+    lost_commits_share=0.0,
+    work_s_max=0.3,
+    trim_keep_s=60.0,
+    standby=("reward",),
+    sessions=((5, 1, 8), (6, 1, 8), (7, 2, 8), (8, 2, 8)),
+    asked_at_s=(0.1, 0.1, 0.1, 0.1),
+    faults=(Fault(1.0, "kill", "worker"), Fault(1.6, "kill", "reward")),
+    deferring_s=((0.0, 1.5), (2.0, 4.0)),
+)
+"""The reward service defers and does not, while sessions are moved."""
+
 GUARDS = {
     "the fence": Guard(3, Switches(fence=False), plan=ZOMBIES),
     "what a placement or a note of a call builds on": Guard(
@@ -185,6 +224,10 @@ GUARDS = {
         0, remove=_replacing(SessionMachine, "deliver", _whatever_comes), plan=DOUBLED
     ),
     "a scheduler knows what it decides about": Guard(16, remove=_a_state_behind_the_log, plan=LATE),
+    "what is late is told at its step": Guard(0, remove=_late_at_any_step, plan=SWITCHING),
+    "a session ends when all was told": Guard(
+        0, remove=_replacing(Late, "lacks", lambda late, step, *, ending: False), plan=SWITCHING
+    ),
     "numbers of a lane's deliveries": Guard(
         1, remove=_replacing(Lane, "hear", _heard_unnumbered), plan=TWO_ANSWERS
     ),

@@ -76,6 +76,10 @@ def _state_json(state: SessionState, client: Client) -> dict[str, Any]:
         "episodes": state.episodes,
         "attempts": state.attempts,
         "rewards_missing": state.rewards_missing,
+        "rewards_deferred": [
+            {"step": one.step, "code": one.code, "delivered_before_step": one.delivered_before}
+            for one in state.deferred
+        ],
         "returns": state.returns,
         "observation": observation,
         "intact": state.intact,

@@ -14,8 +14,12 @@ from typing import Any, Literal
 
 from dsec.session import log_row
 from dsec.session.chain import chain_end, chain_start
+from dsec.session.io import REWARD, REWARD_MISSING
 from dsec.session.log_row import EndedFact, RecordedGap, Row, ended_fact, fact_bytes, fact_map
+from dsec_contracts.canonical import CanonicalError, decode
+from dsec_contracts.step import STEP_FIELDS
 
+_INPUTS = STEP_FIELDS.index("inputs")
 Status = Literal["queued", "running", "completed", "failed", "cancelled"]
 
 
@@ -53,13 +57,27 @@ class EpisodeState:
         return self.terminated or self.truncated
 
 
+@dataclass(frozen=True, slots=True)
+class DeferredReward:
+    """A reward that came later than its step.
+
+    `delivered_before` is the step before which the agent was told, or that there is none; after the
+    last one it is the number of steps. None: it was not told yet, or never.
+    """
+
+    step: int
+    code: str
+    delivered_before: int | None
+
+
 @dataclass(slots=True)
 class SessionState:
     """What the log says of a session.
 
     `steps` counts environment steps, `episodes` finished ones. `reward_total` is the sum of the
     newest rewards in the order of the steps, None while none has come; a missing reward is counted
-    in `rewards_missing`, unless a later revision brought it, and never taken for 0. `chain` is the
+    in `rewards_missing`, unless a later revision brought it, and never taken for 0. `deferred` are
+    the steps whose rewards were deferred, with when they were delivered. `chain` is the
     last recorded hash; `fault` tells where it is not the hash of the facts. `observation` is what
     the environment showed last, None where it was not recorded.
     """
@@ -77,6 +95,7 @@ class SessionState:
     observation: bytes | None = None
     ended: EndedFact | None = None
     by_episode: list[EpisodeState] = field(default_factory=list)
+    deferred: list[DeferredReward] = field(default_factory=list)
 
     @property
     def intact(self) -> bool:
@@ -119,12 +138,13 @@ def fold_at(rows: Iterable[Row], step: int) -> SessionState:
 class _Fold:
     """The rows of one session, sorted out by kind. Of two rows of one key the lower one counts."""
 
-    __slots__ = ("cold", "missing", "rewards", "steps")
+    __slots__ = ("cold", "deferred", "missing", "rewards", "steps")
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self.steps: dict[int, Row] = {}
         self.rewards: dict[int, Row] = {}
         self.missing: set[int] = set()
+        self.deferred: dict[int, Row] = {}
         self.cold: dict[str, Row] = {}
         steps, rewards = self.steps, self.rewards
         for row in rows:
@@ -139,6 +159,10 @@ class _Fold:
                     self._newer_reward(known, row)
             elif kind == log_row.REWARD_MISSING:
                 self.missing.add(row.step)  # type: ignore[arg-type]
+            elif kind == log_row.REWARD_DEFERRED:
+                known = self.deferred.setdefault(row.step, row)  # type: ignore[arg-type]
+                if known is not row and _before(row, known):
+                    self.deferred[row.step] = row  # type: ignore[index]
             else:
                 known = self.cold.setdefault(row.key, row)
                 if known is not row and _before(row, known):
@@ -166,7 +190,21 @@ class _Fold:
             state.status = "running"
         if until is None and (row_of_end := self.cold.get("ended")) is not None:
             _end(state, row_of_end)
+        if self.deferred:
+            self._deferred(state)
         return state
+
+    def _deferred(self, state: SessionState) -> None:
+        """Deferred rewards, and which output names them. Only for these a step is decoded."""
+        told: dict[int, int] = {}
+        for n in range(state.steps):
+            _note(told, n, _inputs_of(self.steps[n].fact))
+        if state.ended is not None:
+            _note(told, state.steps, _decoded(state.ended.inputs))
+        for step in sorted(self.deferred):
+            if step < state.steps:
+                code = _code(self.deferred[step])
+                state.deferred.append(DeferredReward(step, code, told.get(step)))
 
     def _start(self, state: SessionState) -> None:
         row = self.cold.get("started")
@@ -243,6 +281,32 @@ def _end(state: SessionState, row: Row) -> None:
         elif not (chain == fact.chain == _bytes(row.chain)):
             state.fault = Fault(None, "chain")
     state.status, state.code, state.ended, state.chain = fact.status, fact.code, fact, fact.chain
+
+
+def _note(told: dict[int, int], before: int, names: Any) -> None:
+    """Note which rewards an output names."""
+    for name in names if isinstance(names, list) else ():
+        if isinstance(name, list) and len(name) == 3 and name[0] in (REWARD, REWARD_MISSING):
+            told.setdefault(name[1], before)
+
+
+def _inputs_of(fact: bytes) -> Any:
+    value = _decoded(bytes(fact))
+    return value[_INPUTS] if isinstance(value, list) and len(value) > _INPUTS else None
+
+
+def _decoded(data: bytes) -> Any:
+    try:
+        return decode(data)
+    except CanonicalError:
+        return None
+
+
+def _code(row: Row) -> str:
+    try:
+        return str(fact_map(row).get("code", ""))
+    except ValueError:
+        return ""
 
 
 def _revision(key: str) -> int:
