@@ -205,14 +205,14 @@ SWITCHING = Plan(
 """The reward service defers and does not, while sessions are moved."""
 
 GUARDS = {
-    "the fence": Guard(3, Switches(fence=False), plan=ZOMBIES),
+    "the fence": Guard(0, Switches(fence=False), plan=ZOMBIES),
     "what a placement or a note of a call builds on": Guard(
         0, Switches(expected_sequence=False), plan=TWO_ANSWERS
     ),
     "natural keys": Guard(0, Switches(natural_key=False), plan=DOUBLED),
-    "the wait for the floor": Guard(2, Switches(floor_wait=False)),
+    "the wait for the floor": Guard(10, Switches(floor_wait=False)),
     "numbers of the recorder's deliveries": Guard(
-        4, remove=_replacing(Feed, "_take", _unnumbered), plan=DOUBLED
+        0, remove=_replacing(Feed, "_take", _unnumbered), plan=DOUBLED
     ),
     "what is not answered is asked again": Guard(
         0, remove=_replacing(Lane, "repeat_unanswered", lambda lane: None), plan=UNHEARD
@@ -221,9 +221,9 @@ GUARDS = {
         0, remove=_replacing(Caller, "_begin", _nothing), plan=TWO_ANSWERS
     ),
     "an input is of one step": Guard(
-        0, remove=_replacing(SessionMachine, "deliver", _whatever_comes), plan=DOUBLED
+        1, remove=_replacing(SessionMachine, "deliver", _whatever_comes), plan=DOUBLED
     ),
-    "a scheduler knows what it decides about": Guard(16, remove=_a_state_behind_the_log, plan=LATE),
+    "a scheduler knows what it decides about": Guard(14, remove=_a_state_behind_the_log, plan=LATE),
     "what is late is told at its step": Guard(0, remove=_late_at_any_step, plan=SWITCHING),
     "a session ends when all was told": Guard(
         0, remove=_replacing(Late, "lacks", lambda late, step, *, ending: False), plan=SWITCHING

@@ -221,15 +221,18 @@ class Worker:
         self._hearing.add(consumer)
         return consumer
 
-    async def _follow(self, previous: str, lane: Lane, start_sequence: int) -> None:
-        """Hear the answers that go to `previous` too, while `lane` has sessions from there."""
+    async def _follow(
+        self, previous: str, lane: Lane, start_sequence: int
+    ) -> Coroutine[Any, Any, None] | None:
+        """What hears the answers that go to `previous` too, while `lane` has sessions from there.
+        None: that is done already."""
         if (previous, lane.name) in self._followed:
-            return
+            return None
         self._followed.add((previous, lane.name))
         self._follows += 1  # a name of its own: the one before may be on its way out
         name = f"lane-{previous}-for-{lane.name}-{self._follows}"
         consumer = await self._replies(name, previous, start_sequence)
-        self._spawn(self._hear_previous(previous, lane, consumer, start_sequence - 1))
+        return self._hear(lane, consumer, previous, start_sequence - 1, previous)
 
     async def _hear(
         self, lane: Lane, consumer: Consumer, of: str, after: int, previous: str | None = None
@@ -247,13 +250,9 @@ class Worker:
             name = f"lane-{of}-for-{lane.name}-{self._follows}"
             consumer = await self._replies(name, of, after + 1)
         if previous is not None:
+            # Before anything else may happen: who comes now has to follow that lane anew.
+            self._followed.discard((previous, lane.name))
             await self._forget(consumer)
-
-    async def _hear_previous(
-        self, previous: str, lane: Lane, consumer: Consumer, after: int
-    ) -> None:
-        await self._hear(lane, consumer, previous, after, previous)
-        self._followed.discard((previous, lane.name))
 
     async def _forget(self, consumer: Consumer) -> None:
         self._hearing.remove(consumer)
@@ -419,8 +418,7 @@ class Worker:
         if placed.previous_lane is not None:
             before[placed.previous_lane] = None
         seat.hears.update(before)
-        for previous in before:
-            await self._follow(previous, lane, tail.sequence + 1)
+        follows = [await self._follow(one, lane, tail.sequence + 1) for one in before]
         self._seats[placed.session_id] = seat
         self.heap.started()
         self._opening.pop(placed.session_id, None)
@@ -431,6 +429,9 @@ class Worker:
         lane.join(seat)
         for given in pending:
             lane.give(seat, given)
+        for follow in follows:  # whoever hears a lane stops where nobody is there that was on it
+            if follow is not None:
+                self._spawn(follow)
         self._running.clear()
 
     def _close(self, session_id: UUID, index: int) -> None:
