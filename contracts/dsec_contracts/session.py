@@ -23,6 +23,12 @@ LagSteps = Annotated[int, Field(ge=1, le=LAG_STEPS_MAX, strict=True)]
 """A number of steps: what was caused at step t is delivered before step t + this is decided."""
 
 
+def _is_none(value: object) -> bool:
+    """For fields that came later: who does not use one writes the bytes that were written before
+    it."""
+    return value is None
+
+
 def check_lags(lag_steps: int | None, reward_lag_steps_max: int | None) -> None:
     """Refuse a pair that cannot be kept."""
     if lag_steps is None or reward_lag_steps_max is None:
@@ -57,11 +63,11 @@ class RequestFact(Part):
     labels: dict[ShortText, ShortText] = Field(default_factory=dict, max_length=64)
     curriculum_level: int | None = None
     fork_parent: str | None = None
-    lag_steps: LagSteps | None = None
+    lag_steps: Annotated[LagSteps | None, Field(exclude_if=_is_none)] = None
     """What step t caused (its reward, results of calls that do not block) is delivered exactly
     before step t + lag_steps is decided, and the session waits for it. None: a reward before the
     next step unless it is deferred, everything else as it comes."""
-    reward_lag_steps_max: LagSteps | None = None
+    reward_lag_steps_max: Annotated[LagSteps | None, Field(exclude_if=_is_none)] = None
     """A deferred reward of step t is delivered before step t + this is decided at the latest; the
     session waits for it. Where it or `lag_steps` is given, rewards of the session may be deferred;
     with `lag_steps` they come when that says."""

@@ -7,6 +7,7 @@ that changes no chain.
 
 from __future__ import annotations
 
+from operator import not_
 from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
@@ -72,7 +73,7 @@ class StepCircumstance(Part):
     reward_specs: dict[str, str] = Field(default_factory=dict)
     """Session id (hex, no hyphens) to reward spec hash, so that reward needs no query. The entry
     under the empty key holds for every session that has none of its own."""
-    deferrable: list[str] = Field(default_factory=list)
+    deferrable: list[str] = Field(default_factory=list, exclude_if=not_)
     """Session ids (hex, no hyphens) of the rows whose rewards may be deferred: their sessions asked
     for that, with `lag_steps` or `reward_lag_steps_max`."""
 

@@ -57,6 +57,19 @@ def test_given_values_come_before_the_documents() -> None:
     assert (found.seed, found.labels, found.policy) == (3, {"a": "1", "b": "2"}, "p@1")
 
 
+def test_what_a_session_says_of_lags_is_requested_and_nothing_else() -> None:
+    ids = [uuid_utils.compat.uuid7()]
+    about: dict[str, Any] = {"agent": "a", "env": "e", "max_steps": 5}
+    for told in ({}, {"lag_steps": 2}, {"reward_lag_steps_max": 9}, {"lag_steps": 3}):
+        document = SessionDocument(**about, **told)
+        [fact] = request_facts(document, HASHES, ids, NOW)
+        dumped = fact.model_dump(mode="json")
+        assert {k: v for k, v in dumped.items() if "lag_steps" in k} == told
+    for wrong in ({"lag_steps": 0}, {"lag_steps": 4, "reward_lag_steps_max": 3}):
+        with pytest.raises(ValueError, match="lag_steps"):
+            SessionDocument(**about, **wrong)
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [

@@ -136,10 +136,6 @@ def test_a_registered_spec_is_named_by_its_hash(folder: Path) -> None:
         ("entry: agent.py:A\nentry: agent.py:B\n", "line 2: the key entry is there twice"),
         ("entry: agent.py:A\ntools: [{ref: x}]\n", "x does not exist: name the tool's YAML file"),
         (
-            "entry: agent.py:A\ntools: [{ref: x, blocking: false}]\n",
-            "blocking: false is reserved and not implemented yet: use blocking: true",
-        ),
-        (
             "entry: agent.py:A\ndeterministic_mode: false\ntools: [{ref: x}]\n",
             "tools with deterministic_mode: false is reserved",
         ),
