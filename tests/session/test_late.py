@@ -170,6 +170,8 @@ def test_what_a_step_caused_is_told_exactly_lag_steps_later(name, lag, session_i
         seen += 1
     assert not any(kind == "reward_deferred" for _, kind, _ in places)
     assert seen == STEPS + sum(name in late for name in names.values())
+    for before in range(lag, STEPS):
+        assert next(kind for at, kind, _ in places if at == before).startswith("reward")
     of_one = [place for place in places if place[0] == lag + 1 and place[1] != "reward"]
     assert [place[2] for place in of_one] == sorted(place[2] for place in of_one)
 
@@ -318,7 +320,13 @@ def test_repetition_and_strangers_change_nothing(data, session_id):
     whole = ended(run_in_memory(program, asked, session_id, Scorer(), call_tool=call_tool))
     rows = shuffled(program, asked, session_id, data.draw(st.integers(0, 99)))
     known = Recorded.from_rows(rows).inputs
-    known += [one._replace(cause=b"\0" * 16) for one in known]
+    foreign = b"\0" * 16
+    known += [
+        result_input(one.ordinal, "", encode("other"), foreign)
+        if one.kind == "tool_result"
+        else reward_input(one.ordinal, 9.0, one.fact[:-16] + foreign, foreign)
+        for one in known
+    ]
     known.append(deferred_input(3, "slow", b"\0" * 16))
     machine = SessionMachine(program, asked)
     machine.start()
