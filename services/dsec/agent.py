@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from dsec.session.awaited import call
 from dsec.session.state_anchor import WHOLE, StateAnchor
 
 
@@ -20,6 +21,8 @@ class Agent:
       With `tool_calls` and no `action` the environment stands still: once the results are in,
       `step` is called again with the same observation, at most `tool_turns_max` times. With both,
       the environment steps, and the results come before the next decision.
+    * In an `async def step`, `await self.call(name, arguments)` calls a tool that blocks and gives
+      what `on_tool_result` would be told; each is a tool turn. Nothing else can be awaited.
     * `on_tool_result(tool_id: str, result)`: one call's result, in the order of the calls, after
       the reward where the calls came with an action. `tool_id` is `call_{step}_{turn}_{index}`,
       whatever id the agent gave. A failed call's result is `{"error": {"code", "message",
@@ -44,6 +47,8 @@ class Agent:
     def step(self, observation: Any) -> dict[str, Any]:
         """Decide. Must be defined by the agent."""
         raise NotImplementedError(f"{type(self).__name__} must define step(observation)")
+
+    call = staticmethod(call)
 
     def create_state_anchor(self, state: Any = WHOLE, tags: Iterable[str] = ()) -> StateAnchor:
         """What to return as `state_anchor`, so that the session's state is captured behind this

@@ -28,6 +28,7 @@ from dsec.session import chance as chances
 from dsec.session.adapters.gymnasium import EnvError, GymnasiumAdapter
 from dsec.session.adapters.state import StateError
 from dsec.session.anchors import Anchoring, OnAnchor, restorer
+from dsec.session.awaited import Asked, offer_call
 from dsec.session.chain import chain_end, chain_next, chain_start, digest16
 from dsec.session.chance import Chance
 from dsec.session.io import (
@@ -137,7 +138,9 @@ class SessionMachine:
         "_pending_stop",
         "_prior",
         "_program",
+        "_returned",
         "_step",
+        "_suspended",
         "_tools",
         "_turn",
         "awaiting",
@@ -172,6 +175,10 @@ class SessionMachine:
         """Late inputs; None while there can be none."""
         if self._late_tools or config.lag_steps is not None:
             self._late = Late(config.lag_steps, config.reward_lag_steps_max)
+        self._suspended: Any = None
+        """The coroutine of `step` that awaits a call."""
+        self._returned: Any = None
+        """What that call came to."""
         self._turn = 0
         self._calls: list[bytes] = []
         """The calls since the last step, as the next one names them."""
@@ -420,7 +427,9 @@ class SessionMachine:
             while (due := answers.due()) is not None:
                 call_id, given = due
                 self._inputs.append(given.name())
-                if self._on_tool_result is not None:
+                if self._suspended is not None:
+                    self._returned = result_of(given)
+                elif self._on_tool_result is not None:
                     self._user("agent_raised", self._on_tool_result, call_id, result_of(given))
         except _Stop as stop:
             return self._end("failed", stop.code, str(stop))
@@ -433,12 +442,14 @@ class SessionMachine:
         return self._end_if_done()
 
     def close(self) -> None:
-        """Give up the environment. User code runs; what it raises is not ours to keep."""
-        env = getattr(self, "_env", None)
-        if env is not None:
+        """Give up the environment, and a decision that awaits a call. User code runs; what it
+        raises is not ours to keep."""
+        for part in (self._suspended, getattr(self, "_env", None)):
+            if part is None:
+                continue
             self._interposition.enter(self._chance)
             try:
-                env.close()
+                part.close()
             except MemoryError:
                 raise
             except BaseException as error:  # noqa: BLE001 - user code, after the session's end
@@ -480,6 +491,8 @@ class SessionMachine:
         self._on_reward = getattr(agent, "on_reward", None)
         self._on_missing = getattr(agent, "on_reward_missing", None)
         if self._tools is not None:
+            if self._program.is_async:
+                offer_call(agent)
             self._on_tool_result = getattr(agent, "on_tool_result", None)
 
     def _session_config(self, anchor_id: str | None) -> dict[str, Any]:
@@ -535,14 +548,36 @@ class SessionMachine:
         if self.recorded_actions is not None:
             return self.recorded_actions(self._step)
         try:
-            decision = self._agent.step(self._observation)
             if self._program.is_async:
-                decision = _drive(decision)
+                decision = self._drive()
+            else:
+                decision = self._agent.step(self._observation)
         except MemoryError:
             raise
         except BaseException as error:
             raise _stop("agent_raised", error) from error
         return decision
+
+    def _drive(self) -> Any:
+        """Run `async def step` until it has decided, or awaits a call: that is a tool turn."""
+        coroutine, returned = self._suspended, self._returned
+        self._suspended = self._returned = None
+        if coroutine is None:
+            coroutine = self._agent.step(self._observation)
+        try:
+            asked = coroutine.send(returned)
+        except StopIteration as finished:
+            return finished.value
+        self._suspended = coroutine
+        if type(asked) is not Asked:
+            told = "step() awaited something other than the session's own calls"
+        elif self._tools is None:
+            told = "step() awaited call(), and the agent spec declares no `tools`"
+        elif asked.name in self._late_tools:
+            told = f"step() awaited {asked.name}, which is declared with blocking: false"
+        else:
+            return {"tool_calls": [{"name": asked.name, "arguments": asked.arguments}]}
+        raise _Stop("agent_invalid", told)
 
     def _checked(self, decision: Any) -> tuple[Any, bytes]:
         """What the environment is given, and the canonical extras."""
@@ -918,16 +953,6 @@ def _no_five(result: Any, error: BaseException) -> str:
         "step must return (observation, reward, terminated, truncated, info), with a number and "
         f"two truth values; it returned {_short(result)}: {told_in_a_line(error)}"
     )
-
-
-def _drive(coroutine: Any) -> Any:
-    """Run `async def step` that awaits nothing of the outside world."""
-    try:
-        coroutine.send(None)
-    except StopIteration as finished:
-        return finished.value
-    coroutine.close()
-    raise _Stop("agent_invalid", "step() awaited something other than the session's own calls")
 
 
 def _short(value: Any) -> str:
