@@ -11,8 +11,15 @@ from uuid import UUID
 
 import pytest
 
+from dsec.replay.fold import fold
 from dsec.reward.fact import reward_fact
+from dsec.reward.score import EnvScorer
+from dsec.session.documents import AgentDocument, EnvDocument
+from dsec.session.io import SessionConfig
+from dsec.session.local import local_program
+from dsec.session.shuffled import run_shuffled
 from dsec_contracts import SYSTEM_SESSION
+from dsec_contracts.canonical import decode
 from dsec_contracts.keys import session_time
 
 pytestmark = pytest.mark.postgres
@@ -231,3 +238,38 @@ def test_components_are_the_recorded_ones_to_the_bit(log: Any) -> None:
 def test_bytes_that_are_no_reward_have_no_components(log: Any, fact: bytes) -> None:
     log.put(A, "reward:0.1", "reward.scored", step=0, fact=fact)
     assert log.connection.execute("select * from reward_component").fetchall() == []
+
+
+@pytest.mark.parametrize("lag", [{"reward_lag_steps_max": 4}, {"lag_steps": 3}])
+def test_a_deferred_reward_stands_beside_when_it_was_delivered(
+    log: Any, lag: dict[str, int]
+) -> None:
+    agent = (
+        "class Agent:\n    def __init__(self, config): pass\n"
+        "    def step(self, observation): return {'action': 0}\n"
+    )
+    program = local_program(
+        AgentDocument(entry="agent.py:Agent"),
+        {"agent.py": agent.encode()},
+        EnvDocument(entry="gymnasium:CartPole-v1"),
+        {},
+    )
+    config = SessionConfig(3, 30, **lag)
+    rows = run_shuffled(program, config, A, EnvScorer(), random.Random(1), deferred_share=0.7)
+    for row in rows:
+        fact_json = {}
+        if row.kind not in ("session.stepped", "reward.scored"):
+            fact_json = decode(row.fact)
+        put = {"step": row.step, "value": row.value, "fact": row.fact, "fact_json": fact_json}
+        log.put(A, row.key, row.kind, **put)
+    found = log.connection.execute(
+        "select step, code, delivered_before_step, reward, answered_at is null"
+        " from deferred_reward where session_id = %s order by step",
+        (A,),
+    ).fetchall()
+    expected = fold(rows).deferred
+    assert len(expected) > 10
+    assert [tuple(row[:3]) for row in found] == [
+        (one.step, one.code, one.delivered_before) for one in expected
+    ]
+    assert {row[3:] for row in found} == {(1.0, False)}
