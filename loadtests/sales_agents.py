@@ -39,12 +39,22 @@ from random import Random
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode, urlsplit
+from uuid import UUID
 
-from rig import say
+from sqlalchemy import text
+
+from dsec.client.queries import Summary
+from dsec.client.services_file import declare
+from dsec_contracts.service import ServiceTerms
+from rig import Rig, rig, say, write_session
 
 FOLDER = Path(__file__).with_name("sales")
 MODES = ("plain", "plain_restarts", "L1", "L1+L2", "L1+L2+L3")
 PLAIN_TIMEOUT_S = 2.0
+LAG_STEPS_MAX = 8
+CONFIG = """
+curriculum: {lag_steps_high: 4, lag_s: 5, recover_s: 5, lag_steps_low: 1}
+"""
 PLAIN_RESTART_S = 0.5
 PLAIN_START_WITHIN_S = 10.0
 """Without DSec nobody spreads the sessions: they come one by one, as customers do."""
@@ -214,19 +224,135 @@ async def plain(
     return Outcome(sum(done) / agents, time.monotonic() - began, restarts=run.restarts)
 
 
+# -- with DSec -------------------------------------------------------------------------------------
+
+
+def terms(urls: dict[str, str], *, deferred: bool) -> dict[str, ServiceTerms]:
+    """How the services may be asked; without `deferred` none is ever slow enough to switch."""
+    shared = {"concurrency_max": 64, "deadline_s": 60.0, "attempt_s_max": PLAIN_TIMEOUT_S}
+    switch = {} if deferred else {"latency_switch_ms": 3_600_000.0}
+    budget = module("services").QPS_BUDGET
+    return {
+        name: ServiceTerms.model_validate(
+            {"base_url": url, "qps_budget": budget[name], "retry": {"attempts_max": 50}}
+            | shared
+            | switch
+        )
+        for name, url in urls.items()
+    }
+
+
+async def with_dsec(
+    stack: Rig, mode: str, urls: dict[str, str], seed: int, agents: int, steps: int
+) -> Outcome:
+    """One mode on a running stack."""
+    client = stack.client
+    bus, log = await client.bus(), await client.log()
+    for name, one in terms(urls, deferred="L2" in mode).items():
+        await declare(bus, log, name, one, "sales")
+    keys = {"lag_steps": "null"}
+    if "L2" in mode:
+        keys = {"reward_lag_steps_max": str(LAG_STEPS_MAX)}
+    if "L3" in mode:
+        keys["curriculum_level"] = "2"
+    folder = stack.directory / mode.replace("+", "_")
+    session = write_session(
+        folder,
+        steps,
+        {path.name: path.read_text() for path in FOLDER.iterdir() if path.is_file()},
+        reward="reward.py:sales",
+        seed=str(seed),
+        **keys,
+    )
+    began = time.monotonic()
+    group = await client.request(session, count=agents)
+    summaries = await client.wait(group, timeout_s=None)
+    cycle_s = time.monotonic() - began
+    return await accounted(stack, group.session_ids, summaries, cycle_s)
+
+
+_MISSING = """
+select count(*) from event_log l where l.session_id = any(:ids) and l.kind = 'reward.missing'
+and not exists (select from event_log r where r.session_id = l.session_id
+    and r.session_at = l.session_at and r.key = 'reward:' || l.step || '.1')
+"""
+_MADE_UP = """
+select count(*) from event_log l where l.session_id = any(:ids) and l.kind = 'reward.scored'
+and (l.extras is null or position('inventory'::bytea in l.extras) = 0
+    or position('price'::bytea in l.extras) = 0 or position('risk'::bytea in l.extras) = 0)
+"""
+_FALSE_POSITIVES = """
+with step as (
+    select session_id, step,
+        max(score) filter (where name = 'hour') as hour,
+        max(score) filter (where name = 'flagged') as flagged,
+        max(score) filter (where name = 'good') as good
+    from reward_component
+    where session_id = any(:ids) and revision = 1
+    group by session_id, step
+), rate as (
+    select hour::integer as hour, avg(flagged) as share from step where good = 1 group by hour
+)
+select hour from rate
+where share > 3 * (select percentile_cont(0.5) within group (order by share) from rate)
+order by hour
+"""
+
+
+async def accounted(
+    stack: Rig, ids: Sequence[UUID], summaries: Sequence[Summary], cycle_s: float
+) -> Outcome:
+    """What the log says of a group that has ended. All of it is SQL."""
+    known = {"ids": list(ids)}
+    async with stack.engine.connect() as connection:
+        missing = (await connection.execute(text(_MISSING), known)).scalar_one()
+        made_up = (await connection.execute(text(_MADE_UP), known)).scalar_one()
+        hours = [row.hour for row in await connection.execute(text(_FALSE_POSITIVES), known)]
+        scored = (
+            await connection.execute(
+                text(
+                    "select session_id, count(*) as n from event_log where session_id = any(:ids)"
+                    " and kind = 'reward.scored' group by session_id"
+                ),
+                known,
+            )
+        ).all()
+    counts = {row.session_id: row.n for row in scored}
+    done = [
+        one
+        for one in summaries
+        if one.status == "completed"
+        and counts.get(one.session_id, 0) + one.rewards_missing == one.steps
+    ]
+    return Outcome(
+        len(done) / len(ids),
+        cycle_s,
+        missing_rewards=missing,
+        made_up_rewards=made_up,
+        found_hours=hours,
+    )
+
+
 # -- the comparison --------------------------------------------------------------------------------
 
 
-async def compare(modes: Sequence[str], arguments: argparse.Namespace) -> dict[str, Any]:
+async def compare(modes: Sequence[str], arguments: argparse.Namespace) -> dict[str, Outcome]:
     """Each mode against services that begin anew."""
-    found: dict[str, Any] = {}
+    found: dict[str, Outcome] = {}
     for mode in modes:
         seen: list[dict[str, Any]] = []
-        async with services(arguments.seed, seen) as urls:
-            a = arguments
-            outcome = await plain(
-                urls, a.seed, a.agents, a.steps, a.limit_s, restarts=mode == "plain_restarts"
-            )
+        a = arguments
+        async with contextlib.AsyncExitStack() as stay:
+            # The stack first: the services' troubles begin with them.
+            stack = None
+            if not mode.startswith("plain"):
+                stack = await stay.enter_async_context(rig(config=CONFIG if "L3" in mode else ""))
+            urls = await stay.enter_async_context(services(a.seed, seen))
+            if stack is None:
+                again = mode == "plain_restarts"
+                outcome = await plain(urls, a.seed, a.agents, a.steps, a.limit_s, restarts=again)
+            else:
+                outcome = await with_dsec(stack, mode, urls, a.seed, a.agents, a.steps)
         outcome.calls = seen[0]
         outcome.over_budget_calls = sum(one["over_budget"] for one in outcome.calls.values())
         found[mode] = outcome
@@ -245,8 +371,31 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     found = asyncio.run(compare(arguments.modes, arguments))
-    print(found)
+    told = as_told(found, module("services").planted_hours(arguments.seed))
+    if arguments.json:
+        print(json.dumps(told))
+    else:
+        for mode, one in told.items():
+            print(f"{mode:22}", one)
     return 0
+
+
+def as_told(found: dict[str, Outcome], planted: list[int]) -> dict[str, Any]:
+    """The result, by mode."""
+    told: dict[str, Any] = {}
+    for mode, outcome in found.items():
+        told[mode] = {
+            "stability": round(outcome.stability, 4),
+            "cycle_s": round(outcome.cycle_s, 1),
+            "over_budget_calls": outcome.over_budget_calls,
+            "made_up_rewards": outcome.made_up_rewards,
+            "missing_rewards": outcome.missing_rewards,
+            "restarts": outcome.restarts,
+            "calls": sum(one["calls"] for one in outcome.calls.values()),
+        }
+    hours = [one.found_hours for one in found.values() if one.found_hours is not None]
+    told["false_positive_hours"] = {"planted": planted, "found": hours[-1] if hours else None}
+    return told
 
 
 if __name__ == "__main__":

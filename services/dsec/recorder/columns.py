@@ -25,7 +25,8 @@ _TIME = SCHEMA.field("session_at").type
 _NUMBERS = {"<i2": pa.int16(), "<i4": pa.int32(), "<i8": pa.int64(), "<f8": pa.float64()}
 _PREFIXES = {prefix: pa.scalar(prefix) for prefix in ("step:", "reward:")}
 _DOT, _NOTHING = pa.scalar("."), pa.scalar("")
-_ROUTING_AIDS = {"reward_specs"}
+_ROUTING_AIDS: dict[str, Any] = {"reward_specs": {}, "deferrable": []}
+"""What says where a row goes is not worth keeping; and what stands in its place."""
 
 
 def step_table(arrivals: Sequence[Arrival], epoch: int) -> pa.Table:
@@ -125,9 +126,8 @@ def _on_first_row(
 
 
 def _without_routing(circumstance: Any) -> Any:
-    return circumstance.model_copy(
-        update={name: {} for name in _ROUTING_AIDS & set(type(circumstance).model_fields)}
-    )
+    names = _ROUTING_AIDS.keys() & type(circumstance).model_fields.keys()
+    return circumstance.model_copy(update={name: _ROUTING_AIDS[name] for name in names})
 
 
 def _microseconds(time: datetime) -> int:
