@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 
@@ -29,5 +28,4 @@ async def declared(_: int) -> dict[str, ServiceFact]:
 
 
 configure_logging("reward", "INFO")
-logging.getLogger("httpx").setLevel(logging.WARNING)
 sys.exit(uvloop.run(score_until_stopped(RewardSettings(), from_folder, None, declared)))

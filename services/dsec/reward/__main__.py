@@ -120,8 +120,6 @@ def main() -> int:
     """Run the service."""
     settings = RewardSettings()
     configure_logging("reward", settings.log_level)
-    # It logs every request with its query, which is not for everybody to read.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     return uvloop.run(serve(settings))
 
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, Literal
+from urllib.parse import quote, urlencode
 
-import httpx
+import aiohttp
+from yarl import URL
 
 from dsec.reward.services import Request, Response
 
@@ -42,6 +44,34 @@ class Again(Exception):
         self.retry_after_s = retry_after_s
 
 
+_PATH_SAFE = "/%:@!$&'()*+,;=~-._"
+_CHUNK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Where a service is, what it is sent with every request, and connections to it."""
+
+    session: aiohttp.ClientSession
+    base_url: str
+    headers: Mapping[str, str]
+
+    def url(self, request: Request) -> URL:
+        """Below the base URL, always: nothing is decoded or normalised on the way."""
+        query = f"?{urlencode(request.params)}" if request.params else ""
+        path = quote(request.path, safe=_PATH_SAFE)
+        return URL(f"{self.base_url.rstrip('/')}{path}{query}", encoded=True)
+
+
+def open_session() -> aiohttp.ClientSession:
+    """Connections without cookies, proxies or a limit: what holds are permits and places."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """A response, and for how long its service wants to be left alone."""
@@ -50,42 +80,40 @@ class Exchange:
     retry_after_s: float
 
 
-async def exchange(
-    client: httpx.AsyncClient, request: Request, key: str, attempt_s: float
-) -> Exchange:
+async def exchange(client: Client, request: Request, key: str, attempt_s: float) -> Exchange:
     """Ask once.
 
     Raises:
         Again: it was not answered in time, or the connection failed.
         ServiceFailed: it answered what nobody can use.
     """
-    headers = {"Idempotency-Key": key}
+    headers = {**client.headers, "Idempotency-Key": key}
     if request.body is not None:
         headers["Content-Type"] = "application/json"
     try:
         async with asyncio.timeout(attempt_s):
-            async with client.stream(
+            async with client.session.request(
                 request.method,
-                request.path,
-                params=list(request.params) or None,
-                content=request.body,
+                client.url(request),
+                data=request.body,
                 headers=headers,
+                allow_redirects=False,
             ) as answer:
                 body = await _body(answer)
     except TimeoutError as error:
         raise Again("service_deadline", f"no answer within {attempt_s:.3g} s") from error
-    except httpx.TransportError as error:
+    except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
         # Its text may name hosts and paths, never headers.
         raise Again("service_unavailable", f"{type(error).__name__}: {error}") from error
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (aiohttp.ClientError, ValueError) as error:
         raise ServiceFailed("service_invalid", f"{type(error).__name__}: {error}") from error
     kept = {name: answer.headers[name] for name in KEPT_HEADERS if name in answer.headers}
-    response = Response(answer.status_code, kept, body)
+    response = Response(answer.status, kept, body)
     return Exchange(response, retry_after_s(answer.headers.get("retry-after"), _now()))
 
 
 async def exchange_batch(
-    client: httpx.AsyncClient, path: str, requests: Sequence[Request], key: str, attempt_s: float
+    client: Client, path: str, requests: Sequence[Request], key: str, attempt_s: float
 ) -> tuple[Exchange, list[Response]]:
     """Ask several things at once. No responses where the batch itself was refused.
 
@@ -128,9 +156,9 @@ def _item(item: dict[str, Any]) -> Response:
     return Response(status, {"content-type": "application/json"}, body)
 
 
-async def _body(answer: httpx.Response) -> bytes:
+async def _body(answer: aiohttp.ClientResponse) -> bytes:
     body = b""
-    async for part in answer.aiter_bytes():
+    async for part in answer.content.iter_chunked(_CHUNK_BYTES):
         body += part
         if len(body) > RESPONSE_BYTES_MAX:
             raise ServiceFailed("service_invalid", f"over {RESPONSE_BYTES_MAX} bytes came")

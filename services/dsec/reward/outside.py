@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import httpx
+import aiohttp
 from tenacity import (
     AsyncRetrying,
     RetryCallState,
@@ -23,7 +23,15 @@ from tenacity import (
 from dsec.platform.bus import Bucket
 from dsec.platform.secrets import SecretAbsent, filled, hidden, secrets_of
 from dsec.reward.batching import Batcher
-from dsec.reward.http_exchange import Again, Exchange, ServiceFailed, exchange, exchange_batch
+from dsec.reward.http_exchange import (
+    Again,
+    Client,
+    Exchange,
+    ServiceFailed,
+    exchange,
+    exchange_batch,
+    open_session,
+)
 from dsec.reward.permits import Permits
 from dsec.reward.services import Request, Response
 from dsec.reward.standing import SharedStanding
@@ -97,7 +105,7 @@ class Outside:
         self._standing = SharedStanding(
             bucket, fact.name, replica, self._report, lambda: self._fact.latency_switch_ms
         )
-        self._client: httpx.AsyncClient | None = None
+        self._session: aiohttp.ClientSession | None = None
         self.declared(fact)
 
     def declared(self, fact: ServiceFact) -> None:
@@ -147,8 +155,8 @@ class Outside:
         self._standing.close()
         if self._batcher is not None:
             self._batcher.close()
-        if self._client is not None:
-            await self._client.aclose()
+        if self._session is not None:
+            await self._session.close()
 
     # -- attempts ------------------------------------------------------------------------------
 
@@ -245,18 +253,12 @@ class Outside:
             except SecretAbsent as error:
                 raise ServiceFailed("secret_absent", f"{self._fact.name}: {error}") from error
 
-    def _http(self) -> httpx.AsyncClient:
+    def _http(self) -> Client:
         secrets = self._secrets or {}
-        if self._client is None:
-            # No time-outs and no pool limits of its own: both are kept here.
-            unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-            self._client = httpx.AsyncClient(
-                timeout=None, follow_redirects=False, limits=unlimited, trust_env=False
-            )
-        self._client.base_url = httpx.URL(self._fact.base_url)
+        if self._session is None:
+            self._session = open_session()
         headers = {name: filled(value, secrets) for name, value in self._fact.headers.items()}
-        self._client.headers = httpx.Headers(headers)
-        return self._client
+        return Client(self._session, self._fact.base_url, headers)
 
     def _report(self) -> Report | None:
         now = self._clock()
