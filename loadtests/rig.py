@@ -6,6 +6,7 @@ and is stopped at the end.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import sys
@@ -146,6 +147,11 @@ async def rig(
             (directory / "state" / "scheduler.config.yaml").write_text(config)
         async with Stack(options, on_progress=lambda _: None) as stack:
             endpoints = await start(stack, options.state_dir, None, lambda _: None)
+            running = asyncio.current_task()
+            assert running is not None
+            # The stack takes signals over, and whoever sends one means the script.
+            stopped = asyncio.create_task(stack.wait())
+            stopped.add_done_callback(lambda task: task.cancelled() or running.cancel())
             engine = async_engine(endpoints.database_url)
             async with Client(
                 nats_url=endpoints.nats_url,
@@ -153,6 +159,7 @@ async def rig(
                 object_store_url=endpoints.object_store_url,
             ) as client:
                 yield Rig(directory, endpoints, client, engine)
+            stopped.cancel()
             await engine.dispose()
 
 
