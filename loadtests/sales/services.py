@@ -35,9 +35,10 @@ LATENCY_S = {"inventory": 0.015, "price": 0.03, "risk": 0.05}
 LATENCY_SIGMA = 0.4
 SLOW_FACTOR = 10.0
 SLOW_EVERY_S, SLOW_FOR_S = 30.0, 6.0
-"""Mean time between slow spells of a service, and how long one takes; likewise outages."""
+"""Mean time between slow spells of a service, and how long one takes; likewise outages, and spells
+in which it refuses everybody, 429."""
 DOWN_EVERY_S, DOWN_FOR_S = 40.0, 3.0
-REFUSED_SHARE = 0.005
+REFUSING_EVERY_S, REFUSING_FOR_S = 25.0, 1.0
 HANGS_SHARE = 0.001
 HORIZON_S = 3_600.0
 WINDOW_S = 10.0
@@ -89,6 +90,7 @@ class Service:
         self.random = Random(f"{self.seed} {self.name}")
         self.slow = spells(self.random, SLOW_EVERY_S, SLOW_FOR_S)
         self.down = spells(self.random, DOWN_EVERY_S, DOWN_FOR_S)
+        self.refusing = spells(self.random, REFUSING_EVERY_S, REFUSING_FOR_S)
 
     async def trouble(self) -> Response | None:
         """Take the time that a call takes; a response if it is not to be answered."""
@@ -98,7 +100,7 @@ class Service:
         if within(self.down, now):
             return Response("down", 503)
         wait_s = max(0.0, self.free_at_s - now)
-        if wait_s > QUEUE_S_MAX or drawn < REFUSED_SHARE:
+        if wait_s > QUEUE_S_MAX or within(self.refusing, now):
             self.refused += 1
             return Response("too many", 429, headers={"Retry-After": str(RETRY_AFTER_S)})
         if drawn > 1 - HANGS_SHARE:
