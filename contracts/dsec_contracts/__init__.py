@@ -3,6 +3,7 @@
 from dsec_contracts.anchor import AnchorCaptured, AnchorLost, AnchorStored
 from dsec_contracts.canonical import CanonicalError, decode, encode
 from dsec_contracts.catalog import BY_TYPE, EVENTS, UnknownEvent, parse
+from dsec_contracts.curriculum import CurriculumChanged
 from dsec_contracts.envelope import Envelope, EnvelopeError, Event
 from dsec_contracts.evaluation import PolicySanityChecked
 from dsec_contracts.keys import SYSTEM_SESSION, session_time
@@ -37,6 +38,7 @@ __all__ = [
     "AnchorLost",
     "AnchorStored",
     "CanonicalError",
+    "CurriculumChanged",
     "Envelope",
     "EnvelopeError",
     "Event",

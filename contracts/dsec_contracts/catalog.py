@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 
 from dsec_contracts import (
     anchor,
+    curriculum,
     evaluation,
     reward,
     service,
@@ -46,6 +47,7 @@ EVENTS: tuple[type[Event], ...] = (
     anchor.AnchorCaptured,
     anchor.AnchorStored,
     anchor.AnchorLost,
+    curriculum.CurriculumChanged,
     evaluation.PolicySanityChecked,
     worker.WorkerFenced,
     worker.WorkerHeartbeat,

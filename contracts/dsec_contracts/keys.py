@@ -154,6 +154,11 @@ def call_ordinal(step: int, turn: int, index: int) -> int:
     return (step << _TURN_BITS | turn) << _CALL_BITS | index
 
 
+def curriculum(n: int) -> str:
+    """The key of a session's `n`th change of its curriculum level, from 1."""
+    return f"curriculum:{n}"
+
+
 def anchor(position: int) -> str:
     """The key of the anchor that was taken behind so many steps."""
     return f"anchor:{position}"

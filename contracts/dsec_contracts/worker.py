@@ -72,6 +72,9 @@ class HeartbeatCircumstance(Part):
     steps: list[int] = Field(default_factory=list)
     waiting_on: list[str] = Field(default_factory=list)
     """`tick`, `reward`, `log`, `start`; one a session."""
+    reward_lag_steps: list[int] | None = Field(default=None, exclude_if=lambda lags: lags is None)
+    """How many steps the oldest outstanding reward is behind, 0 where none is; one a session. None:
+    no session here has a curriculum."""
     sessions_total: int | None = None
     """How many it has in all, those included that it has taken and not started yet. None: whoever
     beats does not say what the worker has, as its supervisor cannot."""

@@ -109,7 +109,7 @@ async def test_a_role_publishes_its_own_events_and_no_others(
             if event.event_name() == "worker.heartbeat":  # not in the stream: nobody acknowledges
                 continue
             assert await may_publish(bus, subject) == (event in role.events), (role.name, subject)
-        for subject in (*_fences_and_dead(), "dsec.curriculum.changed.x", "dsec.feedback.given.x"):
+        for subject in (*_fences_and_dead(), "dsec.feedback.given.x"):
             allowed = subject in role.may_publish() or (
                 subject.startswith("dsec.fence.") and role.name == "scheduler"
             )

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from dsec_contracts import (
     anchor,
+    curriculum,
     evaluation,
     reward,
     service,
@@ -162,6 +163,7 @@ ROLES = (
             session.SessionCancelRequested,  # at a deadline
             session.SessionEnded,
             worker.WorkerFenced,
+            curriculum.CurriculumChanged,
         ),
         durables=(Durable("scheduler"),),
         calls=(STREAM_INFO, MESSAGE_GET, CONSUMER_LIST),

@@ -21,6 +21,7 @@ from dsec_contracts import (
     AnchorCaptured,
     AnchorLost,
     AnchorStored,
+    CurriculumChanged,
     Envelope,
     Event,
     PolicyPublished,
@@ -146,6 +147,8 @@ def natural_key(event: Event) -> str:
             return keys.tool_retried(call.step, call.turn, call.index, call.attempt)
         case ToolReturned(fact=call) | ToolFailed(fact=call):
             return keys.tool_result(call.step, call.turn, call.index)
+        case CurriculumChanged():
+            return keys.curriculum(event.fact.n)
         case AnchorCaptured():
             return keys.anchor(event.fact.position)
         case AnchorStored() | AnchorLost():

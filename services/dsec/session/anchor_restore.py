@@ -62,6 +62,8 @@ def _restore(
         _take_position(machine, told["machine"])
         if machine.chain != chain or machine.last is None or machine.last.fact != step_fact:
             raise NotRestorable("it was taken behind another step than the log has there")
+        if machine._curriculum is not None:
+            machine._curriculum.restore(told["curriculum"])
         _take_objects(machine, told)
         machine._chance.set_state(told["chance"])
         machine._anchors = machine._anchors or Anchoring(machine._program.agent.anchors)

@@ -220,6 +220,8 @@ def _frozen(machine: SessionMachine, name: str, agent: Any, is_whole: bool, prov
     }
     if late is not None:
         told["late"] = late.outstanding()
+    if machine._curriculum is not None:
+        told["curriculum"] = machine._curriculum.position()
     state = encode(told)
     if len(state) > ANCHOR_STATE_BYTES_MAX:
         raise NotCaptured(f"{len(state)} bytes of state; an anchor takes {ANCHOR_STATE_BYTES_MAX}")

@@ -21,6 +21,7 @@ REWARD_MISSING: Final = "reward_missing"
 REWARD_DEFERRED: Final = "reward_deferred"
 CANCEL: Final = "cancel"
 TOOL_RESULT: Final = "tool_result"
+CURRICULUM: Final = "curriculum"
 
 AWAITS_RESULTS: Final = -1
 """`SessionMachine.awaiting` while tools are waited for and no reward: no step has this number."""
@@ -31,7 +32,7 @@ REWARD_LAG_STEPS_MAX: Final = 32
 
 _KINDS = {
     kind: b"\x83" + encode(kind)
-    for kind in (REWARD, REWARD_MISSING, REWARD_DEFERRED, CANCEL, TOOL_RESULT)
+    for kind in (REWARD, REWARD_MISSING, REWARD_DEFERRED, CANCEL, TOOL_RESULT, CURRICULUM)
 }
 _FLOAT_BYTES = 9
 _REWARD_TAIL_BYTES = 17
@@ -41,7 +42,9 @@ _REWARD_TAIL_BYTES = 17
 class Input(NamedTuple):
     """One input. `fact` is what is hashed; `cause` must match the chain where it is given."""
 
-    kind: Literal["reward", "reward_missing", "reward_deferred", "cancel", "tool_result"]
+    kind: Literal[
+        "reward", "reward_missing", "reward_deferred", "cancel", "tool_result", "curriculum"
+    ]
     ordinal: int
     fact: bytes
     value: float = 0.0
@@ -107,6 +110,11 @@ _CAUSES: dict[str, Callable[[int], str]] = {
 def cancel_input(code: str, message: str = "") -> Input:
     """Somebody asked that the session end."""
     return Input(CANCEL, 0, encode([code]), code=code, message=message)
+
+
+def curriculum_input(n: int, level: int) -> Input:
+    """The `n`th change of the session's curriculum level."""
+    return Input(CURRICULUM, n, encode([n, level]))
 
 
 def reward_components(step: int, fact: bytes) -> dict[str, float]:
@@ -221,3 +229,5 @@ class SessionConfig:
     wants_prior: bool = True
     lag_steps: int | None = None
     reward_lag_steps_max: int = REWARD_LAG_STEPS_MAX
+    curriculum_level: int | None = None
+    """Of the first episode. None: the session has no curriculum."""

@@ -22,6 +22,7 @@ from dsec.session.io import (
     SessionConfig,
     Started,
     Stepped,
+    curriculum_input,
     failure_content,
     missing_input,
     result_input,
@@ -34,6 +35,7 @@ from dsec.session.tools import called_fact
 from dsec_contracts import (
     AnchorCaptured,
     AnchorStored,
+    CurriculumChanged,
     Event,
     RewardDeferred,
     RewardMissing,
@@ -46,6 +48,7 @@ from dsec_contracts import (
 )
 from dsec_contracts.anchor import AnchorCapturedCircumstance, AnchorStoredFact
 from dsec_contracts.canonical import encode
+from dsec_contracts.curriculum import CurriculumCircumstance, CurriculumFact
 from dsec_contracts.keys import session_time
 from dsec_contracts.reward import RewardNoticeCircumstance, RewardNoticeFact
 from dsec_contracts.session import (
@@ -192,6 +195,15 @@ class MemoryLog:
         )
         key = keys.reward_deferred(given.ordinal)
         self.event(key, RewardDeferred(fact=fact), step=given.ordinal)
+
+    def changed(self, n: int, level: int, previous_level: int) -> Input:
+        """The row of a change of the curriculum level. Returns it as the session's input."""
+        fact = CurriculumFact(
+            session_id=self.session_id, n=n, level=level, previous_level=previous_level
+        )
+        told = CurriculumCircumstance(why="threshold")
+        self.event(keys.curriculum(n), CurriculumChanged(fact=fact, circumstance=told))
+        return curriculum_input(n, level)
 
     def called(self, turn: Called) -> None:
         """The row of a turn of tool calls."""

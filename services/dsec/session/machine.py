@@ -31,10 +31,12 @@ from dsec.session.anchors import Anchoring, OnAnchor, restorer
 from dsec.session.awaited import Asked, offer_call
 from dsec.session.chain import chain_end, chain_next, chain_start, digest16
 from dsec.session.chance import Chance
+from dsec.session.curriculum import OPTION, Curriculum
 from dsec.session.io import (
     AWAITS_LATE,
     AWAITS_RESULTS,
     CANCEL,
+    CURRICULUM,
     REWARD,
     REWARD_DEFERRED,
     REWARD_MISSING,
@@ -118,6 +120,7 @@ class SessionMachine:
         "_calls",
         "_caused_by",
         "_chance",
+        "_curriculum",
         "_done_episodes",
         "_env",
         "_episode",
@@ -175,6 +178,8 @@ class SessionMachine:
         """Late inputs; None while there can be none."""
         if self._late_tools or config.lag_steps is not None:
             self._late = Late(config.lag_steps, config.reward_lag_steps_max)
+        level = config.curriculum_level
+        self._curriculum = None if level is None else Curriculum(level)
         self._suspended: Any = None
         """The coroutine of `step` that awaits a call."""
         self._returned: Any = None
@@ -294,6 +299,10 @@ class SessionMachine:
         if given.kind == CANCEL:
             self._inputs.append(given.name())
             return self._end("cancelled", given.code, given.message)
+        if given.kind == CURRICULUM:
+            if self._curriculum is not None:
+                self._curriculum.offer(given)
+            return None
         if given.ordinal != self.awaiting or given.cause != self.chain[:16]:
             return self._hear(given)
         self.awaiting = None
@@ -498,7 +507,8 @@ class SessionMachine:
     def _session_config(self, anchor_id: str | None) -> dict[str, Any]:
         config, env = self.config, self._env
         stream, document = config.agent_stream, self._program.agent
-        return {
+        told = {} if config.curriculum_level is None else {OPTION: config.curriculum_level}
+        return told | {
             "params": copy.deepcopy(document.params),
             "observation_space": env.observation_space,
             "action_space": env.agent_action_space(derive(config.seed, "action_space", stream)),
@@ -511,7 +521,9 @@ class SessionMachine:
 
     def _reset(self, episode: int) -> tuple[Any, dict[str, Any]]:
         seed = derive(self.config.seed, "env", episode)
-        return self._user("env_raised", self._env.deterministic_reset, seed)  # type: ignore[no-any-return]
+        curriculum = self._curriculum
+        options = None if curriculum is None else {OPTION: curriculum.level}
+        return self._user("env_raised", self._env.deterministic_reset, seed, options)  # type: ignore[no-any-return]
 
     def _reset_fact(self, observation: bytes, info: dict[str, Any], room_bytes: int) -> bytes:
         info_bytes = self._encode_info(info)
@@ -808,6 +820,8 @@ class SessionMachine:
             )
             self._episode += 1
             self._episode_begun = False
+            if self._curriculum is not None:
+                self._take_level(self._curriculum)
             observation, info = self._reset(self._episode)
             encoded = self._encode_observation(observation)
             fact = self._reset_fact(encoded, info, room_bytes)
@@ -816,6 +830,14 @@ class SessionMachine:
             return _NULL, b""
         self._observation, self._prior = observation, encoded
         return fact, encoded
+
+    def _take_level(self, curriculum: Curriculum) -> None:
+        """The level of the episode that begins."""
+        told_from = self._episode - 1
+        if self._late is not None and self._late.rewards:
+            told_from = min(owed.stepped.episode for owed in self._late.rewards.values())
+        if (given := curriculum.begin(self._episode, told_from)) is not None:
+            self._inputs.append(given.name())
 
     def _take_inputs(self) -> bytes:
         inputs = self._inputs
@@ -835,6 +857,8 @@ class SessionMachine:
             "components": reward_components(given.ordinal, given.fact),
             "final_observation": final,
         }
+        if self._curriculum is not None:
+            told[OPTION] = self._curriculum.of(last.episode)
         info = {**env_info, "dsec": told} if env_info else {"dsec": told}
         try:
             self._on_reward(given.value, last.terminated or last.truncated, info)

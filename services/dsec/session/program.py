@@ -110,4 +110,5 @@ def session_config(
         wants_prior=wants_prior,
         lag_steps=request.lag_steps,
         reward_lag_steps_max=request.reward_lag_steps_max or REWARD_LAG_STEPS_MAX,
+        curriculum_level=request.curriculum_level,
     )

@@ -26,6 +26,7 @@ from dsec.session.io import (
     Started,
     Stepped,
     cancel_input,
+    curriculum_input,
     deferred_input,
     failure_content,
     missing_input,
@@ -241,6 +242,9 @@ def input_of(row: Row, get_blob: GetBlob | None = None) -> Input | None:
         return deferred_input(notice["step"], notice["code"], fact_bytes(notice, "cause"))
     if row.kind in (log_row.TOOL_RETURNED, log_row.TOOL_FAILED):
         return _result_of(row, get_blob)
+    if row.kind == log_row.CURRICULUM_CHANGED:
+        change = fact_map(row)
+        return curriculum_input(int(change["n"]), int(change["level"]))
     if row.kind == log_row.CANCEL_REQUESTED:
         told = circumstance_map(row)
         return cancel_input(str(told.get("code", "cancelled")), str(told.get("reason") or ""))

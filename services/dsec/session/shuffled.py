@@ -8,7 +8,7 @@ come to the same end, or at least verify, however late the world is.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from functools import partial
 from uuid import UUID
 
@@ -27,6 +27,8 @@ from dsec.session.machine import SessionMachine
 from dsec.session.program import Program
 
 DEFERRED_CODE = "service_slow"
+CHANGED_SHARE = 0.1
+"""Of what happens while there are levels to give."""
 
 
 def run_shuffled(
@@ -39,6 +41,7 @@ def run_shuffled(
     deferred_share: float = 0.5,
     call_tool: CallTool = no_tools,
     blobs: MutableMapping[str, bytes] | None = None,
+    levels: Sequence[int] = (),
 ) -> list[LogRow]:
     """Run a session and give the rows of its log.
 
@@ -47,6 +50,7 @@ def run_shuffled(
         deferred_share: of the rewards, from 0 to 1.
         call_tool: what makes the agent's tool calls.
         blobs: takes the blobs of the session's anchors; without it none are captured.
+        levels: of the curriculum, that the session is given one after another at some time.
     """
     log = MemoryLog(session_id)
     machine = SessionMachine(program, config)
@@ -58,7 +62,11 @@ def run_shuffled(
     if isinstance(output, Started):
         log.started(output)
         prior = output.observation
+        changes = list(_changes(log, config, levels))
         while machine.ended is None:
+            if changes and chance.random() < CHANGED_SHARE:
+                machine.deliver(changes.pop(0)())
+                continue
             if coming and (machine.awaiting is not None or chance.random() < 0.5):
                 machine.deliver(coming.pop(chance.randrange(len(coming)))())
                 continue
@@ -84,6 +92,15 @@ def run_shuffled(
         log.ended(machine.ended)
     machine.close()
     return log.rows
+
+
+def _changes(
+    log: MemoryLog, config: SessionConfig, levels: Sequence[int]
+) -> Iterator[Callable[[], Input]]:
+    previous = config.curriculum_level or 0
+    for n, level in enumerate(levels, 1):
+        yield partial(log.changed, n, level, previous)
+        previous = level
 
 
 def _deferred(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,14 +41,19 @@ class GymnasiumAdapter:
         self._own_hash = getattr(base, "state_hash", None)
         self._probe: StateProbe | None = None
 
-    def deterministic_reset(self, seed: int) -> tuple[Any, dict[str, Any]]:
+    def deterministic_reset(
+        self, seed: int, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Reset with a seed; the spaces are seeded too, which `reset(seed=...)` does not do.
+
+        Args:
+            options: as `reset` takes them. None: it is not given any.
 
         Returns:
             The observation and the info.
 
         Raises:
-            EnvError: `reset` does not return `(observation, info)` or takes no seed.
+            EnvError: `reset` does not return `(observation, info)`, takes no seed or no options.
         """
         # Gymnasium's seeds are of 32 bits in places; the upper half stays for nothing.
         small = seed & 0x7FFF_FFFF
@@ -55,7 +61,12 @@ class GymnasiumAdapter:
         if first and self.action_space is not None and hasattr(self.action_space, "seed"):
             # Once a session: it goes on from there, and a generator costs as much as many steps.
             self.action_space.seed(small)
-        result = self._env.reset(seed=small)
+        if options is None:
+            result = self._env.reset(seed=small)
+        else:
+            if first:
+                _check_takes_options(self._env, options)
+            result = self._env.reset(seed=small, options=options)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
             told = repr(result)[:200]
             raise EnvError("env_invalid", f"reset must return (observation, info), not {told}")
@@ -119,6 +130,20 @@ class GymnasiumAdapter:
         """Close the environment, if it can be closed."""
         if callable(close := getattr(self._env, "close", None)):
             close()
+
+
+def _check_takes_options(env: Any, options: Mapping[str, Any]) -> None:
+    """Refuse an environment whose `reset` has no `options`, in a sentence that says so."""
+    try:
+        parameters = inspect.signature(env.reset).parameters.values()
+    except (ValueError, TypeError):  # not written in Python: the call itself will say
+        return
+    if not any(p.name == "options" or p.kind is p.VAR_KEYWORD for p in parameters):
+        raise EnvError(
+            "env_invalid",
+            f"reset() of {type(env).__name__} takes no options, and the session is to give it "
+            f"{', '.join(options)}: write reset(self, *, seed=None, options=None)",
+        )
 
 
 def env_factory(
