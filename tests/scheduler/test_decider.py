@@ -239,7 +239,8 @@ def cancel(session: UUID, code: Any = "cancelled") -> SessionCancelRequested:
         ({"env_spec": AGENT}, "wrong_spec_kind", "env_spec"),
         ({"policy": "p@1"}, "unregistered_policy", "policy"),
         ({"fork_parent": "x"}, "not_implemented", "fork_parent"),
-        ({"curriculum_level": 0}, "not_implemented", "curriculum_level"),
+        ({"curriculum_level": -1}, "malformed", "curriculum_level"),
+        ({"curriculum_level": 10**6 + 1}, "malformed", "curriculum_level"),
         ({"session_id": session_id(1, NOW + timedelta(days=2))}, "id_out_of_window", "session_id"),
     ],
 )

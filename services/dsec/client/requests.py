@@ -65,6 +65,7 @@ def request_facts(
         "labels": {**session.labels, **(labels or {})},
         "lag_steps": session.lag_steps,
         "reward_lag_steps_max": session.reward_lag_steps_max,
+        "curriculum_level": session.curriculum_level,
     }
     try:
         return [

@@ -132,6 +132,18 @@ class Seat:
             return "reward" if self.awaited()[0] else "tool"
         return "tool" if awaiting == AWAITS_RESULTS else "reward"
 
+    @property
+    def has_curriculum(self) -> bool:
+        """Whether the session has a curriculum level."""
+        return self.request.curriculum_level is not None
+
+    @property
+    def reward_lag_steps(self) -> int:
+        """How many steps the oldest deferred reward that has not come is behind; 0: none is out."""
+        late = self.machine.late
+        owed = [] if late is None else late.unanswered_steps()
+        return self.machine.steps - owed[0].step if owed else 0
+
     def awaited(self) -> tuple[list[Stepped], list[Called]]:
         """The steps and the tool turns whose answers the session waits for."""
         machine = self.machine

@@ -57,10 +57,11 @@ from dsec.platform.log import LogReader, LogUnavailable
 from dsec.platform.objects import ObjectStore
 from dsec.platform.telemetry import OFF, Telemetry, connect, metrics
 from dsec.session.anchor_restore import NotRestorable
-from dsec.session.io import Ended, Input, cancel_input
+from dsec.session.io import Ended, Input, cancel_input, curriculum_input
 from dsec.session.log_row import RecordedGap
 from dsec.session.rerun import Recorded
 from dsec_contracts import (
+    CurriculumChanged,
     SessionCancelRequested,
     SessionPlaced,
     UnknownEvent,
@@ -78,11 +79,18 @@ HAND_BACK_PAUSE_S = 2.0
 PLACEMENTS_AT_ONCE = 256
 PLACEMENTS_WAIT_S = 5.0
 CANCELS_REMEMBERED_MAX = 10_000
+CHANGES_REMEMBERED_MAX = 10_000
+"""Changes of a curriculum level, of sessions that are not here, or not yet."""
 HEARTBEAT_SESSIONS_MAX = 2_000
 CONSUMER_INACTIVE_S = 120.0
 STREAM_FULL_SHARE = 0.9
 """Of the bytes that the stream may have: beyond that no more steps are taken."""
 STREAM_WATCH_S = 1.0
+PLACEMENT_FILTERS = [
+    "dsec.session.placed.*",
+    "dsec.session.cancel_requested.*",
+    "dsec.curriculum.changed.*",
+]
 REPLY_FILTERS = (
     "dsec.reward.scored",
     "dsec.reward.missing",
@@ -130,6 +138,7 @@ class Worker:
         self.heap = Heap()
         self._opening: dict[UUID, SessionPlaced] = {}
         self._cancels: OrderedDict[UUID, Input] = OrderedDict()
+        self._changes: OrderedDict[UUID, Input] = OrderedDict()
         self._hearing = Hearing(bus)
         self._followed: set[tuple[str, str]] = set()
         self._follows = 0
@@ -179,7 +188,7 @@ class Worker:
         self._placements_read = start - 1
         placements = await self._bus.consumer(
             f"worker-{self.name}",
-            ["dsec.session.placed.*", "dsec.session.cancel_requested.*"],
+            PLACEMENT_FILTERS,
             start_sequence=start,
             inactive_s=CONSUMER_INACTIVE_S,
         )
@@ -275,6 +284,8 @@ class Worker:
                     self._place(event, message)
                 elif isinstance(event, SessionCancelRequested):
                     self._cancel(event)
+                elif isinstance(event, CurriculumChanged):
+                    self._change(event)
                 await message.ack()  # after it was taken: both may come twice
 
     def _place(self, event: SessionPlaced, message: Message) -> None:
@@ -296,6 +307,20 @@ class Worker:
         self._cancels[session_id] = given
         while len(self._cancels) > CANCELS_REMEMBERED_MAX:
             self._cancels.popitem(last=False)
+
+    def _change(self, event: CurriculumChanged) -> None:
+        fact = event.fact
+        given = curriculum_input(fact.n, fact.level)
+        seat = self._seats.get(fact.session_id)
+        if seat is not None:
+            seat.machine.deliver(given)  # runs no user code: it waits there for the next episode
+            return
+        # Not here, or not yet. Of several the last one counts, and some come again out of turn.
+        known = self._changes.get(fact.session_id)
+        if known is None or known.ordinal < given.ordinal:
+            self._changes[fact.session_id] = given
+        while len(self._changes) > CHANGES_REMEMBERED_MAX:
+            self._changes.popitem(last=False)
 
     # -- seats ---------------------------------------------------------------------------------
 
@@ -426,6 +451,8 @@ class Worker:
         pending = list(opening.pending)
         if (cancel := self._cancels.pop(placed.session_id, None)) is not None:
             pending.append(cancel)
+        if (change := self._changes.pop(placed.session_id, None)) is not None:
+            pending.insert(0, change)
         lane.join(seat)
         for given in pending:
             lane.give(seat, given)
@@ -439,6 +466,7 @@ class Worker:
             self.heap.ended(len(self._seats))
         self._opening.pop(session_id, None)
         self._cancels.pop(session_id, None)
+        self._changes.pop(session_id, None)
         self._free.append(index)
 
     async def _on_ended(self, seat: Seat, ended: Ended) -> None:
@@ -487,14 +515,20 @@ class Worker:
         """One heartbeat."""
         self._beats += 1
         told = [
-            (session_id, seat.placed.attempt, seat.machine.steps, seat.waiting_on)
+            (
+                session_id,
+                seat.placed.attempt,
+                seat.machine.steps,
+                seat.waiting_on,
+                seat.reward_lag_steps,
+            )
             for session_id, seat in self._seats.items()
         ]
         told += [
-            (session_id, event.fact.attempt, 0, "start")
+            (session_id, event.fact.attempt, 0, "start", 0)
             for session_id, event in self._opening.items()
         ]
-        total = len(told)
+        total, learns = len(told), any(seat.has_curriculum for seat in self._seats.values())
         if total > HEARTBEAT_SESSIONS_MAX:  # a window that moves on with every beat
             at = (self._beats * HEARTBEAT_SESSIONS_MAX) % total
             told = (told[at:] + told[:at])[:HEARTBEAT_SESSIONS_MAX]
@@ -508,10 +542,11 @@ class Worker:
         )
         circumstance = HeartbeatCircumstance(
             pid=os.getpid(),
-            sessions=[session_id for session_id, _, _, _ in told],
-            attempts=[attempt for _, attempt, _, _ in told],
-            steps=[steps for _, _, steps, _ in told],
-            waiting_on=[waiting_on for _, _, _, waiting_on in told],
+            sessions=[session_id for session_id, *_ in told],
+            attempts=[attempt for _, attempt, *_ in told],
+            steps=[steps for _, _, steps, *_ in told],
+            waiting_on=[waiting_on for *_, waiting_on, _ in told],
+            reward_lag_steps=[lag for *_, lag in told] if learns else None,
             sessions_total=total,
             placements_read=self._placements_read,
         )

@@ -15,11 +15,12 @@ from dsec.scheduler.intents import End, Intent, Reject, RejectCode
 from dsec.scheduler.state import CancelCode, SchedulerState
 from dsec_contracts import keys
 from dsec_contracts.canonical import encode
+from dsec_contracts.curriculum import LEVEL_MAX
 from dsec_contracts.keys import check_session_window
 from dsec_contracts.session import RequestFact, SessionRequested
 
 SPEC_FIELDS = (("agent_spec", "agent"), ("env_spec", "env"), ("reward_fn_hash", "reward"))
-RESERVED_FIELDS = ("fork_parent", "curriculum_level")
+RESERVED_FIELDS = ("fork_parent",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,11 @@ def check_request(
             return reject(
                 "not_implemented", name, f"{name} is reserved and not implemented yet: leave it out"
             )
+    level = request.curriculum_level
+    if level is not None and not 0 <= level <= LEVEL_MAX:
+        return reject(
+            "malformed", "curriculum_level", f"curriculum_level must be from 0 to {LEVEL_MAX}"
+        )
     for name, kind in SPEC_FIELDS:
         spec_hash = getattr(request, name)
         known = state.specs.get(spec_hash)

@@ -23,6 +23,7 @@ from dsec.session.document_base import not_yet as _not_yet
 from dsec.session.tool_document import ToolDocument as ToolDocument
 from dsec.session.tool_document import ToolName
 from dsec_contracts.canonical import decode, encode
+from dsec_contracts.curriculum import Level
 from dsec_contracts.keys import TURNS_PER_STEP_MAX
 from dsec_contracts.session import LagSteps, ShortText, check_lags
 
@@ -213,6 +214,9 @@ class SessionDocument(Document):
     rewards and tools are alike."""
     reward_lag_steps_max: LagSteps | None = None
     """Rewards may be deferred, by so many steps at most."""
+    curriculum_level: Level | None = None
+    """Of the first episode: reset() of the environment gets it in its options, and the scheduler
+    may change it from one episode to the next. Null: the session has no curriculum."""
     agents: Any = None
 
     @model_validator(mode="after")
