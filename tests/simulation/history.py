@@ -99,6 +99,7 @@ def placed(db: Database, p: dict[str, Any]) -> list[Any]:
         "session.cancel_requested",
         "session.placed",
         "session.released",
+        "curriculum.changed",
     )
     begun = {row["session_id"] for row in db.rows if row["key"] == "placed:1"}
     over = {row["session_id"] for row in db.rows if row["key"] == keys.ENDED}

@@ -18,10 +18,15 @@ from sqlalchemy.exc import SQLAlchemyError
 from dsec.platform.bus import Author, Bus, PublishRefused, TooLarge
 from dsec.platform.log import LogBehind, Position
 from dsec.scheduler.history import History, LogGap, SessionTail
-from dsec.scheduler.intents import End, Fence, Intent, Place, Reject, RequestCancel
+from dsec.scheduler.intents import ChangeLevel, End, Fence, Intent, Place, Reject, RequestCancel
 from dsec.session.chain import chain_end
 from dsec_contracts import keys, subjects
 from dsec_contracts.canonical import encode
+from dsec_contracts.curriculum import (
+    CurriculumChanged,
+    CurriculumCircumstance,
+    CurriculumFact,
+)
 from dsec_contracts.session import (
     CancelCircumstance,
     CancelFact,
@@ -90,6 +95,8 @@ class Effects:
                 return await self._end(intent)
             case RequestCancel():
                 await self._request_cancel(intent)
+            case ChangeLevel():
+                await self._change_level(intent)
         return None
 
     async def _reject(self, intent: Reject) -> None:
@@ -168,6 +175,38 @@ class Effects:
             event,
             intent.session_id,
             f"{intent.session_id}.cancel_requested.{intent.code}",
+            intent.cause,
+            session_id=intent.session_id,
+        )
+
+    async def _change_level(self, intent: ChangeLevel) -> None:
+        log.info(
+            "session %s goes from level %d to %d: %s",
+            intent.session_id,
+            intent.previous_level,
+            intent.level,
+            intent.why,
+        )
+        event = CurriculumChanged(
+            fact=CurriculumFact(
+                session_id=intent.session_id,
+                n=intent.n,
+                level=intent.level,
+                previous_level=intent.previous_level,
+            ),
+            circumstance=CurriculumCircumstance(
+                why=intent.why,
+                lane=intent.lane,
+                lag_steps=intent.lag_steps,
+                for_s=intent.for_s,
+                episodes=intent.episodes,
+                success_mean=intent.success_mean,
+            ),
+        )
+        await self._author.publish(
+            event,
+            intent.session_id,
+            f"{intent.session_id}.curriculum.{intent.n}",
             intent.cause,
             session_id=intent.session_id,
         )

@@ -11,6 +11,7 @@ from uuid import UUID
 from dsec.scheduler.admission import facts_digest
 from dsec.scheduler.state import Absence, Death, SchedulerState, Session, Worker
 from dsec_contracts import keys
+from dsec_contracts.curriculum import CurriculumChanged
 from dsec_contracts.envelope import Event
 from dsec_contracts.service import ServiceDeclared
 from dsec_contracts.session import (
@@ -37,6 +38,7 @@ CONSUMED: tuple[type[Event], ...] = (
     SessionPlaced,
     SessionReleased,
     SessionEnded,
+    CurriculumChanged,
     WorkerFenced,
 )
 """What the state is a fold of."""
@@ -66,7 +68,10 @@ def evolve(state: SchedulerState, event: Event, sequence: int) -> None:
             _placed(state, event, sequence)
         case SessionReleased():
             _released(state, event, sequence)
+        case CurriculumChanged():
+            state.curricula.changed(event)
         case SessionEnded(fact=ended):
+            state.curricula.ended(ended.session_id, ended.steps)
             state.close(ended.session_id)
         case WorkerFenced():
             _fenced(state, event, sequence)
@@ -137,6 +142,7 @@ def _placed(state: SchedulerState, event: SessionPlaced, sequence: int) -> None:
     session.attempt, session.moved_sequence = fact.attempt, sequence
     session.alone = fact.alone
     state.mark_placed(session)
+    state.curricula.moved(fact.session_id)
     if fact.worker in state.fenced:
         # The fence came first, so nothing of this attempt gets in: it is over before it began.
         state.detach(session)
@@ -224,6 +230,11 @@ def _named(state: SchedulerState, worker: Worker, told: HeartbeatCircumstance, a
         for session_id, attempt in zip(told.sessions, told.attempts, strict=True)
         if session_id in worker.sessions and state.sessions[session_id].attempt == attempt
     }
+    if told.reward_lag_steps is not None:
+        told_of = zip(told.sessions, told.reward_lag_steps, told.steps, strict=False)
+        for session_id, lag_steps, steps in told_of:
+            if session_id in named:
+                state.curricula.hear(session_id, lag_steps, steps, at_s)
     for session_id in named & worker.absent.keys() | _not_yet_read(state, worker, told):
         del worker.absent[session_id]
     for session_id in sorted(worker.sessions - named - worker.absent.keys()):

@@ -1,8 +1,9 @@
 """The scheduler's loop: receive, decide, publish, acknowledge.
 
-Five loops share one state on one event loop, and none awaits in the middle of a change:
+Six loops share one state on one event loop, and none awaits in the middle of a change:
 `_follow` takes events from the stream in its order, `_act` decides what is due and publishes it,
-`_refill` takes waiting requests from the log, heartbeats come in beside them, and `_hear_out` says
+`_refill` takes waiting requests from the log, `_move_levels` moves curriculum levels, heartbeats
+come in beside them, and `_hear_out` says
 until when there were none but those. The state follows
 from what the stream shows, never from what was published: a scheduler that takes over sees the
 same. Whatever cannot be mended here ends the process, and the next one starts from log and stream.
@@ -24,6 +25,7 @@ from dsec.platform.cancellation import cancelled
 from dsec.platform.log import Position
 from dsec.platform.telemetry import OFF, Telemetry, metrics
 from dsec.scheduler.admission import Ask, AskMalformed, Prior
+from dsec.scheduler.curriculum import decide_levels
 from dsec.scheduler.decider import Limits, Tick, admit, decide
 from dsec.scheduler.effects import Effects, Withdrawn
 from dsec.scheduler.fold import evolve, hear
@@ -57,6 +59,7 @@ ACK_WAIT_S = 30.0
 TICK_PERIOD_S = 0.1
 REFILL_PERIOD_S = 0.2
 HEARD_PERIOD_S = 0.25
+LEVELS_PERIOD_S = 1.0
 REFILL_REQUESTS_MAX = 500
 PUBLISHES_IN_FLIGHT_MAX = 128
 ENDS_IN_FLIGHT_MAX = 16
@@ -97,7 +100,7 @@ class Scheduler:
             config.moves_max,
             config.rate_limited_services.call_every_s,
         )
-        self.state = SchedulerState(monotonic())
+        self.state = SchedulerState(monotonic(), config.curriculum_rules())
         self._traces = Traces(telemetry, self.state.closed)
         self._seen: Counter[type] = Counter()
         self._epoch = 0
@@ -144,6 +147,7 @@ class Scheduler:
                 group.create_task(self._hear_out()),
                 group.create_task(self._act()),
                 group.create_task(self._refill()),
+                group.create_task(self._move_levels()),
             ]
             if recovered.incomplete:
                 loops.append(group.create_task(self._start_anew_when_complete()))
@@ -346,6 +350,21 @@ class Scheduler:
                 withdrawn(self.state, intent, sequence)
             else:
                 self._refused.append((sequence, intent))
+
+    async def _move_levels(self) -> None:
+        """Curriculum levels, by what workers tell of rewards and what the log has of episodes."""
+        await self._caught_up.wait()
+        curricula = self.state.curricula
+        while not cancelled():
+            if not self._leadership.sure:
+                raise LeadershipLost("it is not sure that nobody else leads")
+            if curricula.rules.return_target is not None and (unread := curricula.unread()):
+                try:
+                    curricula.read(await self._history.episodes(unread))
+                except LOG_AWAY as error:
+                    log.warning("the returns of episodes cannot be read yet: %s", error)
+            self._issue(list(decide_levels(curricula, self.state.lane_of)))
+            await asyncio.sleep(LEVELS_PERIOD_S)
 
     # -- requests that wait in the log ---------------------------------------------------------
 

@@ -20,9 +20,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from dsec.platform.db import async_engine
 from dsec.platform.log import LogReader, Position
 from dsec.scheduler.admission import Prior, digest_of
+from dsec.scheduler.curriculum import Portion, Unread
+from dsec.scheduler.episodes import EPISODES, parameters, portion
 from dsec.scheduler.state import CancelCode
 from dsec_contracts import keys
 from dsec_contracts.canonical import decode
+from dsec_contracts.curriculum import CurriculumChanged
 from dsec_contracts.envelope import Event
 from dsec_contracts.service import ServiceDeclared, ServiceFact
 from dsec_contracts.session import (
@@ -49,6 +52,7 @@ _EVENTS: dict[str, type[Event]] = {
         SessionPlaced,
         SessionReleased,
         SessionEnded,
+        CurriculumChanged,
         WorkerFenced,
     )
 }
@@ -85,7 +89,7 @@ _PLACED = text(
     from open join event_log l using (session_id, session_at)
     where l.step is null and (l.epoch, l.sequence) <= (:epoch, :sequence)
     and l.kind in ('session.requested', 'session.cancel_requested', 'session.placed',
-                   'session.released')
+                   'session.released', 'curriculum.changed')
     """
 )
 _ENDED_SINCE = text(
@@ -297,6 +301,10 @@ class History:
             )
             for event_id, epoch, sequence, fact, code in rows
         ]
+
+    async def episodes(self, unread: list[Unread]) -> list[Portion]:
+        """What the log has of these steps and their rewards, by session and episode."""
+        return [portion(row) for row in await self._rows(EPISODES, parameters(unread))]
 
     async def prior(self, asked: dict[UUID, Position]) -> dict[UUID, Prior]:
         """What the log knows of ids that are asked for, each at a position of the stream."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from dsec.scheduler.intents import End, Fence, Intent, Place, Reject, RequestCancel
+from dsec.scheduler.intents import ChangeLevel, End, Fence, Intent, Place, Reject, RequestCancel
 from dsec.scheduler.state import SchedulerState
 
 
@@ -29,6 +29,8 @@ def issued(state: SchedulerState, intent: Intent) -> None:
             state.sessions[ended_id].in_flight = "end"
         case RequestCancel(session_id=cancelled_id):
             state.sessions[cancelled_id].cancel_in_flight = True
+        case ChangeLevel():
+            state.curricula.issued(intent)
 
 
 def withdrawn(state: SchedulerState, intent: Intent, placed_sequence: int | None = None) -> None:
@@ -60,5 +62,7 @@ def withdrawn(state: SchedulerState, intent: Intent, placed_sequence: int | None
             if session is not None:
                 session.cancel_in_flight = False
                 state.watch(session)
+        case ChangeLevel():
+            state.curricula.withdrawn(intent)
         case Reject():
             state.rejected_events.pop(intent.event_id, None)

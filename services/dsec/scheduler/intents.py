@@ -22,6 +22,7 @@ RejectCode = Literal[
     "id_out_of_window",
     "not_implemented",
 ]
+Why = Literal["rewards_lag", "rewards_recovered", "threshold"]
 EndStatus = Literal["failed", "cancelled"]
 
 
@@ -96,4 +97,21 @@ class RequestCancel:
     cause: str
 
 
-Intent = Reject | Place | Fence | End | RequestCancel
+@dataclass(frozen=True, slots=True)
+class ChangeLevel:
+    """Give a session another curriculum level from its next episode on; its `n`th change."""
+
+    session_id: UUID
+    n: int
+    level: int
+    previous_level: int
+    why: Why
+    lane: str
+    cause: str
+    lag_steps: int | None = None
+    for_s: float | None = None
+    episodes: int | None = None
+    success_mean: float | None = None
+
+
+Intent = Reject | Place | Fence | End | RequestCancel | ChangeLevel

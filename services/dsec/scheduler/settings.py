@@ -20,14 +20,16 @@ from pydantic import (
     model_validator,
 )
 
+from dsec.scheduler.curriculum import Rules
 from dsec.scheduler.placement import RESERVED_RULES, RULES
+from dsec_contracts.curriculum import LEVEL_MAX
+from dsec_contracts.session import LAG_STEPS_MAX
 
 CONFIG_VARIABLE = "DSEC_SCHEDULER_CONFIG"
 """The environment variable with the path of the file; without it the defaults hold."""
 
 RESERVED_KEYS = (
     "autoscaling",
-    "curriculum",
     "execution_plan",
     "fair_share",
     "resource_overcommit_ratio",
@@ -80,6 +82,42 @@ class RateLimitedServices(Section):
     budget is not used up; much larger, and running sessions wait for each other instead."""
 
 
+class Curriculum(Section):
+    """How the levels of sessions move that are requested with a `curriculum_level`."""
+
+    lag_steps_high: Annotated[int, Field(ge=1, le=LAG_STEPS_MAX, strict=True)] = 16
+    """A session whose oldest outstanding reward is more steps behind than this, for `lag_s`, gets
+    the level below, and after as long the one below that. Less than its `reward_lag_steps_max`:
+    there it stands still and waits."""
+    lag_steps_low: Annotated[int, Field(ge=1, le=LAG_STEPS_MAX, strict=True)] = 4
+    """Once it is fewer steps behind than this, for `recover_s`, the session goes up a level, until
+    it is back where it was."""
+    lag_s: Annotated[float, Field(gt=0, le=86_400)] = 10.0
+    recover_s: Annotated[float, Field(gt=0, le=86_400)] = 30.0
+    level_min: Annotated[int, Field(ge=0, le=LEVEL_MAX, strict=True)] = 0
+    """No session is lowered below this."""
+    level_max: Annotated[int, Field(ge=0, le=LEVEL_MAX, strict=True)] = 10
+    """No agent is moved up above this."""
+    transition_episodes: Annotated[int, Field(ge=1, le=100_000, strict=True)] = 100
+    """Over so many finished episodes of an agent at a level its success is taken."""
+    return_target: Annotated[float, Field(gt=0)] | None = None
+    """The return (sum of an episode's rewards) that is a full success: an episode's success is its
+    return divided by this, from 0 to 1. Null: no agent is moved up."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Curriculum:
+        if self.lag_steps_low > self.lag_steps_high:
+            raise ValueError(
+                f"lag_steps_low ({self.lag_steps_low}) must be at most lag_steps_high "
+                f"({self.lag_steps_high}): a level would go down and up at once"
+            )
+        if self.level_min > self.level_max:
+            raise ValueError(
+                f"level_min ({self.level_min}) must be at most level_max ({self.level_max})"
+            )
+        return self
+
+
 class SchedulerConfig(Section):
     """The whole file."""
 
@@ -94,6 +132,9 @@ class SchedulerConfig(Section):
     shows no end of it, has lost it, and is dead."""
     session_lifecycle: SessionLifecycle = SessionLifecycle()
     rate_limited_services: RateLimitedServices = RateLimitedServices()
+    curriculum: Curriculum = Curriculum()
+    curriculum_transition_threshold: Annotated[float, Field(gt=0, le=1)] = 0.85
+    """An agent whose mean success at a level is at least this goes up; see `curriculum`."""
     worker_deaths_max: Annotated[int, Field(ge=1, le=100_000, strict=True)] = 64
     """Deaths of workers that a session may see without being their cause; then it ends, code
     `infrastructure`."""
@@ -103,6 +144,21 @@ class SchedulerConfig(Section):
     sessions_queued_max: Annotated[int, Field(ge=1, le=10_000_000, strict=True)] = 100_000
     """Sessions that wait in memory. Beyond it requests wait in the log, in their order, and are
     taken from there as places become free; none is refused."""
+
+    def curriculum_rules(self) -> Rules:
+        """What decides about levels."""
+        told = self.curriculum
+        return Rules(
+            lag_steps_high=told.lag_steps_high,
+            lag_steps_low=told.lag_steps_low,
+            lag_s=told.lag_s,
+            recover_s=told.recover_s,
+            level_min=told.level_min,
+            level_max=told.level_max,
+            transition_episodes=told.transition_episodes,
+            transition_threshold=self.curriculum_transition_threshold,
+            return_target=told.return_target,
+        )
 
     @field_validator("placement")
     @classmethod

@@ -19,6 +19,7 @@ from math import inf
 from typing import Generic, Literal, TypeVar
 from uuid import UUID
 
+from dsec.scheduler.curriculum import Curricula, Rules
 from dsec_contracts.session import RequestFact
 from dsec_contracts.worker import Culprit, DeathReason
 
@@ -152,7 +153,8 @@ class Bounded(OrderedDict[K, bytes], Generic[K]):
 class SchedulerState:
     """The state object. `listening_since_s`: since when heartbeats could have been heard."""
 
-    def __init__(self, listening_since_s: float = 0.0) -> None:
+    def __init__(self, listening_since_s: float = 0.0, rules: Rules | None = None) -> None:
+        self.curricula = Curricula(rules or Rules())
         self.specs: dict[str, str] = {}
         self.policies: set[str] = set()
         self.asked: dict[str, tuple[str, ...]] = {}
@@ -194,6 +196,8 @@ class SchedulerState:
     def add(self, session: Session) -> None:
         """A session became known; it waits."""
         self.sessions[session.session_id] = session
+        request = session.request
+        self.curricula.add(session.session_id, request.agent_spec, request.curriculum_level)
         self.watch(session)
         self.queued += 1
         self.push(session)
@@ -259,6 +263,11 @@ class SchedulerState:
 
     # -- where sessions are --------------------------------------------------------------------
 
+    def lane_of(self, session_id: UUID) -> str | None:
+        """The lane that a session is on, as the stream has it; None: it is on none."""
+        session = self.sessions.get(session_id)
+        return None if session is None or session.status == "queued" else session.lane
+
     def attach(self, session: Session, worker: str, lane: str) -> None:
         """Count a session on a worker's lane, placed or about to be."""
         self.detach(session)
@@ -307,6 +316,7 @@ class SchedulerState:
         self.queued -= session.status == "queued"
         self.detach(session)
         self.review.discard(session.session_id)
+        self.curricula.forget(session.session_id)
 
     def close(self, session_id: UUID, facts: bytes = b"") -> None:
         """It has ended."""
