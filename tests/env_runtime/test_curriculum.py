@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import psycopg
 from tests.env_runtime.conftest import Code, Row, World, code_of, request_of
 from tests.env_runtime.test_late import AGENT, defer, named
 from tests.env_runtime.test_worker import heartbeats
@@ -41,6 +42,15 @@ async def change(world: World, request: RequestFact, n: int, level: int) -> None
         circumstance=CurriculumCircumstance(why="threshold"),
     )
     await world.publish(event, request.session_id, session_id=request.session_id)
+
+
+async def viewed(world: World, request: RequestFact) -> list[tuple[Any, ...]]:
+    query = (
+        "select n, level, previous_level, why, delivered_at_step from curriculum_change"
+        " where session_id = %s order by n"
+    )
+    async with await psycopg.AsyncConnection.connect(world.database_url) as connection:
+        return await (await connection.execute(query, (request.session_id,))).fetchall()
 
 
 def level_of(row: Row) -> int:
@@ -79,6 +89,10 @@ async def test_a_change_is_delivered_at_the_next_reset(world: World) -> None:
     assert all(("curriculum", 2) not in named(row) for row in rows[2:])
     verdict = await world.verdict(request)
     assert (verdict.first_divergence, verdict.complete) == (None, True)
+    assert await viewed(world, request) == [
+        (1, 2, 3, "threshold", None),  # the one that followed took its place
+        (2, 5, 3, "threshold", 1),
+    ]
 
 
 async def test_a_change_may_come_before_the_worker_has_the_session(world: World) -> None:

@@ -12,7 +12,8 @@ from dsec.cli.tables import plain_table, print_fields, print_summaries
 from dsec.client.client import Client
 from dsec.client.plain import plain
 from dsec.client.queries import Summary
-from dsec.session.log_row import LogRow
+from dsec.session.curriculum import OPTION
+from dsec.session.log_row import CURRICULUM_CHANGED, REQUESTED, LogRow
 from dsec_contracts.canonical import decode
 
 STATUSES = ("queued", "running", "completed", "failed", "cancelled", "rejected")
@@ -55,13 +56,14 @@ def show(session_id: str, as_json: bool) -> None:
     ended = next((row for row in rows if row.kind == "session.ended"), None)
     message = str((ended.circumstance or {}).get("message", "")) if ended is not None else ""
     placements = [_placement(row) for row in rows if row.kind == "session.placed"]
+    told = {**summary.as_json(), **_curriculum(rows)}
     if as_json:
-        say_json({**summary.as_json(), "message": message, "placements": placements})
+        say_json({**told, "message": message, "placements": placements})
         return
     print_summaries([summary])
     out.print()
     shown = ("session_id", "status", "steps", "reward_total")  # in the table
-    print_fields({k: v for k, v in summary.as_json().items() if k not in shown})
+    print_fields({k: v for k, v in told.items() if k not in shown})
     for placement in placements:
         out.print(
             f"attempt {placement['attempt']:<8} {placement['worker']} ({placement['reason']})",
@@ -70,6 +72,17 @@ def show(session_id: str, as_json: bool) -> None:
         )
     if message:
         out.print(f"\n{message.rstrip()}", markup=False, soft_wrap=True)
+
+
+def _curriculum(rows: list[LogRow]) -> dict[str, Any]:
+    """The level that the session was given last, and how often it was changed; nothing of one that
+    has none."""
+    facts = (decode(row.fact) for row in rows if row.kind == REQUESTED)
+    if (level := next(facts, {}).get(OPTION)) is None:
+        return {}
+    changes = [decode(row.fact) for row in rows if row.kind == CURRICULUM_CHANGED]
+    last = max(changes, key=lambda change: int(change["n"]), default={"level": level})
+    return {OPTION: last["level"], "curriculum_changes": len(changes)}
 
 
 async def _session(named: str) -> tuple[Summary, list[LogRow]]:
