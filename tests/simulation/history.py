@@ -11,6 +11,7 @@ from tests.simulation.clock import Process
 from tests.simulation.log import Database, Reader, Row, place
 
 from dsec.scheduler import history
+from dsec.scheduler.episodes import EPISODES
 from dsec.scheduler.history import History
 from dsec_contracts import keys
 
@@ -165,6 +166,34 @@ def tail(db: Database, p: dict[str, Any]) -> list[Any]:
     ]
 
 
+def episodes(db: Database, p: dict[str, Any]) -> list[Any]:
+    """The rewards of some steps, by session and episode."""
+    found = []
+    asked = zip(p["ids"], p["firsts"], p["lasts"], strict=True)
+    for session_id, first, last in sorted(asked):
+        by_episode: dict[int, list[tuple[Row, Row | None, bool]]] = {}
+        for step in range(first, last + 1):
+            if (row := db.get(session_id, keys.step(step))) is not None:
+                reward = db.get(session_id, keys.reward(step))
+                missing = reward is None and bool(db.get(session_id, keys.reward_missing(step)))
+                by_episode.setdefault(row["episode"], []).append((row, reward, missing))
+        for _, told in sorted(by_episode.items()):
+            values = [reward["value"] for _, reward, _ in told if reward is not None]
+            ends = [row["fact"] for row, _, _ in told if row["terminated"] or row["truncated"]]
+            found.append(
+                (
+                    session_id,
+                    len(told),
+                    told[-1][0]["step"],
+                    len(values),
+                    sum(missing for *_, missing in told),
+                    sum(values),
+                    ends[0] if ends else None,
+                )
+            )
+    return found
+
+
 _STATEMENTS: dict[Any, Callable[[Database, dict[str, Any]], list[Any]]] = {
     history._FLOOR: floor_row,
     history._PARKED: parked,
@@ -177,4 +206,5 @@ _STATEMENTS: dict[Any, Callable[[Database, dict[str, Any]], list[Any]]] = {
     history._WAITING: waiting,
     history._PRIOR: prior,
     history._TAIL: tail,
+    EPISODES: episodes,
 }

@@ -45,7 +45,8 @@ class Env(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.x, self.n = int(self.np_random.integers(97)), 0
+        level = 0 if options is None else options["curriculum_level"]
+        self.x, self.n = (int(self.np_random.integers(97)) + 11 * level) % 97, 0
         return self._seen(), {}
 
     def step(self, action):
@@ -141,8 +142,8 @@ class Kind:
     reward: tuple[str, bytes]
     repeatable: bool = True
     """Whether an undisturbed run gives the same: property (c)."""
-    lags: tuple[tuple[str, int], ...] = ()
-    """What its request says of late inputs."""
+    options: tuple[tuple[str, int], ...] = ()
+    """What its request says of late inputs and of a curriculum."""
 
 
 KINDS = (
@@ -151,16 +152,22 @@ KINDS = (
     Kind("tools", _agent(tools=[_use("lookup", LOOKUP_SPEC)]), BY_FUNCTION),
     Kind("once", _agent(tools=[_use("once", ONCE_SPEC)]), BY_ENV, repeatable=False),
     Kind("forgetful", _agent(deterministic_mode=False), BY_FUNCTION, repeatable=False),
-    Kind("deferred", _agent(), BY_FUNCTION, repeatable=False, lags=(("reward_lag_steps_max", 3),)),
-    Kind("lagged", _agent(), BY_FUNCTION, lags=(("lag_steps", 2),)),
+    Kind(
+        "deferred",
+        _agent(),
+        BY_FUNCTION,
+        repeatable=False,
+        options=(("reward_lag_steps_max", 3), ("curriculum_level", 1)),
+    ),
+    Kind("lagged", _agent(), BY_FUNCTION, options=(("lag_steps", 2),)),
     Kind(
         "late",
         _agent(**_LATE_TOOLS),
         BY_FUNCTION,
         repeatable=False,
-        lags=(("reward_lag_steps_max", 2),),
+        options=(("reward_lag_steps_max", 2), ("curriculum_level", 0)),
     ),
-    Kind("lagged tools", _agent(**_LATE_TOOLS), BY_FUNCTION, lags=(("lag_steps", 3),)),
+    Kind("lagged tools", _agent(**_LATE_TOOLS), BY_FUNCTION, options=(("lag_steps", 3),)),
 )
 SPECS: dict[str, tuple[str, bytes]] = {
     spec[0]: (kind, spec[1])
@@ -232,7 +239,7 @@ def undisturbed(kind: Kind, seed: int, max_steps: int) -> tuple[bytes, tuple[flo
         seed=seed,
         max_steps=max_steps,
         creation_timestamp="2026-01-01T00:00:00Z",  # type: ignore[arg-type]
-        **dict(kind.lags),  # type: ignore[arg-type]
+        **dict(kind.options),  # type: ignore[arg-type]
     )
     code = program(kind)
     config = session_config(request, code)

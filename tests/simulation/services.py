@@ -54,7 +54,20 @@ if TYPE_CHECKING:
 FETCH_WAIT_S = 5.0
 
 SCHEDULER = SchedulerConfig.model_validate(
-    {"heartbeat_period_s": 0.5, "heartbeat_limit_s": 1.5, "session_absent_limit_s": 10.0}
+    {
+        "heartbeat_period_s": 0.5,
+        "heartbeat_limit_s": 1.5,
+        "session_absent_limit_s": 10.0,
+        "curriculum": {
+            "lag_steps_high": 1,
+            "lag_steps_low": 1,
+            "lag_s": 0.4,
+            "recover_s": 0.4,
+            "transition_episodes": 1,
+            "return_target": 1.0,
+        },
+        "curriculum_transition_threshold": 0.1,
+    }
 )
 RECORDER = RecorderSettings.model_validate(
     {

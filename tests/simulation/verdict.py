@@ -25,7 +25,7 @@ from dsec_contracts import keys
 from dsec_contracts.canonical import decode
 from dsec_contracts.step import STEP_FIELDS
 
-ONE_WINS = ("session.ended", "session.cancel_requested", "worker.fenced")
+ONE_WINS = ("session.ended", "session.cancel_requested", "worker.fenced", "curriculum.changed")
 """Of these several may be said of one thing, and the first counts."""
 OF_THE_WORLD = ("tool.returned", "tool.failed")
 """What the world says of a call that cannot be repeated: the first answer counts."""

@@ -99,7 +99,7 @@ class World:
             seed=seed,
             max_steps=max_steps,
             creation_timestamp="2026-01-01T00:00:00Z",  # type: ignore[arg-type]
-            **dict(chosen.lags),  # type: ignore[arg-type]
+            **dict(chosen.options),  # type: ignore[arg-type]
         )
         return Session(chosen, request)
 

@@ -77,8 +77,9 @@ def show(session_id: str, as_json: bool) -> None:
 def _curriculum(rows: list[LogRow]) -> dict[str, Any]:
     """The level that the session was given last, and how often it was changed; nothing of one that
     has none."""
-    facts = (decode(row.fact) for row in rows if row.kind == REQUESTED)
-    if (level := next(facts, {}).get(OPTION)) is None:
+    facts: list[dict[str, Any]] = [decode(row.fact) for row in rows if row.kind == REQUESTED]
+    level = facts[0].get(OPTION) if facts else None
+    if level is None:
         return {}
     changes = [decode(row.fact) for row in rows if row.kind == CURRICULUM_CHANGED]
     last = max(changes, key=lambda change: int(change["n"]), default={"level": level})
