@@ -20,10 +20,14 @@ from dsec.cli.init import TEMPLATES
 from dsec.cli.main import COMMANDS, main
 from dsec.cli.metrics import COLLECTED, reward_share
 from dsec.cli.replay import verdict_line
+from dsec.cli.sessions import curriculum_shown
 from dsec.cli.tables import as_yaml, print_fields
 from dsec.client.queries import Summary
 from dsec.client.specs import read_session
 from dsec.platform.telemetry.metrics import NAMED
+from dsec.session.local import MemoryLog
+from dsec_contracts import SessionRequested, keys
+from dsec_contracts.session import RequestFact
 
 HEAVY = ("torch", "sqlalchemy", "nats", "gymnasium", "asyncpg", "numpy")
 
@@ -221,3 +225,24 @@ def test_compare_averages_over_whole_pairs_and_names_the_others() -> None:
 def test_tags_do_not_push_a_table_s_other_columns_out() -> None:
     assert anchors.shortened("every_steps") == "every_steps"
     assert len(anchors.shortened("long, " * 200)) == anchors.TAGS_SHOWN_CHARS
+
+
+def test_show_has_the_level_that_was_given_last() -> None:
+    log = MemoryLog(UUID("0192f0c1-2345-7abc-8def-0123456789ab"))
+    told = {
+        "session_id": log.session_id,
+        **dict.fromkeys(("agent_spec", "env_spec", "reward_fn_hash"), "a" * 64),
+        "seed": 1,
+        "max_steps": 5,
+        "creation_timestamp": "2026-01-01T00:00:00Z",
+    }
+    plain = RequestFact.model_validate(told)
+    log.event(keys.REQUESTED, SessionRequested(fact=plain))
+    assert curriculum_shown(log.rows) == {}
+    log.rows.clear()
+    asked = RequestFact.model_validate(told | {"curriculum_level": 0})
+    log.event(keys.REQUESTED, SessionRequested(fact=asked))
+    assert curriculum_shown(log.rows) == {"curriculum_level": 0, "curriculum_changes": 0}
+    log.changed(1, 1, 0)
+    log.changed(2, 2, 1)
+    assert curriculum_shown(log.rows) == {"curriculum_level": 2, "curriculum_changes": 2}

@@ -81,3 +81,12 @@ def test_what_a_session_says_of_lags_is_requested_and_nothing_else() -> None:
 def test_what_cannot_be_requested(how: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecFileError, match=said):
         facts(2, **how)
+
+
+def test_a_curriculum_level_is_requested_and_absent_where_there_is_none() -> None:
+    ids = [uuid_utils.compat.uuid7()]
+    document = SessionDocument(agent="a", env="e", max_steps=5, curriculum_level=0)
+    assert request_facts(document, HASHES, ids, NOW)[0].curriculum_level == 0
+    assert facts(1)[0].curriculum_level is None
+    with pytest.raises(ValueError, match="curriculum_level"):
+        SessionDocument(agent="a", env="e", max_steps=5, curriculum_level=-1)

@@ -56,7 +56,7 @@ def show(session_id: str, as_json: bool) -> None:
     ended = next((row for row in rows if row.kind == "session.ended"), None)
     message = str((ended.circumstance or {}).get("message", "")) if ended is not None else ""
     placements = [_placement(row) for row in rows if row.kind == "session.placed"]
-    told = {**summary.as_json(), **_curriculum(rows)}
+    told = {**summary.as_json(), **curriculum_shown(rows)}
     if as_json:
         say_json({**told, "message": message, "placements": placements})
         return
@@ -74,7 +74,7 @@ def show(session_id: str, as_json: bool) -> None:
         out.print(f"\n{message.rstrip()}", markup=False, soft_wrap=True)
 
 
-def _curriculum(rows: list[LogRow]) -> dict[str, Any]:
+def curriculum_shown(rows: list[LogRow]) -> dict[str, Any]:
     """The level that the session was given last, and how often it was changed; nothing of one that
     has none."""
     facts: list[dict[str, Any]] = [decode(row.fact) for row in rows if row.kind == REQUESTED]
