@@ -355,6 +355,31 @@ async def test_rewards_are_deferred_while_a_service_is_slow(rig: Rig, stock: Htt
     await rig.logged("asked synchronous rewards now")
 
 
+async def test_who_was_asked_for_before_a_service_hung_goes_on_without(
+    rig: Rig, stock: HttpService
+) -> None:
+    async def never(asked: Asked) -> Answer:
+        return Answer(never=True)
+
+    rig.know(ASKS)
+    rig.declare("stock", stock.url, deadline_s=300, attempt_s_max=250)
+    stock.behave = never
+    rig.start()
+    await rig.send([ASKS[0]] * 6, deferrable=True)
+    notices = [m.event() for m in await rig.messages("reward.deferred", 6)]
+    assert {e.fact.step for e in notices if isinstance(e, RewardDeferred)} == {0}
+    assert len(stock.asked) == 6  # nothing was asked again
+
+
+async def test_a_service_that_is_nowhere_is_a_reason_and_no_wait(rig: Rig) -> None:
+    rig.know(ASKS)
+    rig.declare("stock", "http://[::1")
+    rig.start()
+    await rig.send([ASKS[0]])
+    notice = (await rig.missing(1))[session(0)]
+    assert (notice.fact.code, notice.fact.fatal) == ("service_invalid", False)
+
+
 @pytest.mark.long
 async def test_one_request_that_a_batch_cannot_take_is_not_the_fault_of_the_others(
     rig: Rig, stock: HttpService
