@@ -55,6 +55,9 @@ def test_a_file_of_two_services(tmp_path: Path) -> None:
         ("a: 3", "a: write its terms below it"),
         ("a: {}\na: {}", "twice"),
         ("[]", "mapping"),
+        ("a: {base_url: 'http://[::1', qps_budget: 1}", "a cannot be asked"),
+        ("a: {base_url: 'http://x:99999999', qps_budget: 1}", "a cannot be asked"),
+        ('a: {base_url: "http://x", qps_budget: 1, headers: {X: "b\\nc"}}', "a cannot be asked"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, text: str, told: str) -> None:

@@ -70,7 +70,8 @@ def test_calls_count_where_a_step_names_them_once_they_have_happened() -> None:
 @pytest.mark.parametrize(
     "provenance",
     ["because", 3, {"confidence": 1.5}, {"confidence": "high"}, {"confidence": float("nan")},
-     {"confidence": True}],
+     {"confidence": True}, {"confidence": 10**400}, {"confidence": np.array([0.5, 0.6])},
+     {"confidence": np.complex64(0.5)}],
 )  # fmt: skip
 def test_what_is_no_provenance_is_counted_and_ends_nothing(provenance: Any) -> None:
     found = audit(1, [step(0, provenance), reward(0, 1.0)])
@@ -78,6 +79,13 @@ def test_what_is_no_provenance_is_counted_and_ends_nothing(provenance: Any) -> N
     assert sum(found.confident) == 0
     assert not found.ok
     assert not found.says_nothing
+
+
+def test_any_text_that_is_taken_for_the_id_of_a_call_can_be_published() -> None:
+    found = audit(1, [step(0, {"tool_call_id": ["\ud800x", "a\0b", {"n": [1]}]})])
+    assert found.unknown_calls_total == 3
+    fact = sanity_fact(SESSION, "a" * 64, found)
+    assert [call.tool_call_id for call in fact.unknown_calls] == ["?x", "a\0b", "{'n': [1]}"]
 
 
 def test_calibration_by_hand() -> None:

@@ -353,3 +353,93 @@ async def test_rewards_are_deferred_while_a_service_is_slow(rig: Rig, stock: Htt
         await rig.send([ASKS[0]] * 8, f"calm{n}", step=10 + n, deferrable=True)
         await asyncio.sleep(1)
     await rig.logged("asked synchronous rewards now")
+
+
+async def test_who_was_asked_for_before_a_service_hung_goes_on_without(
+    rig: Rig, stock: HttpService
+) -> None:
+    async def never(asked: Asked) -> Answer:
+        return Answer(never=True)
+
+    rig.know(ASKS)
+    rig.declare("stock", stock.url, deadline_s=300, attempt_s_max=250)
+    stock.behave = never
+    rig.start()
+    await rig.send([ASKS[0]] * 6, deferrable=True)
+    notices = [m.event() for m in await rig.messages("reward.deferred", 6)]
+    assert {e.fact.step for e in notices if isinstance(e, RewardDeferred)} == {0}
+    assert len(stock.asked) == 6  # nothing was asked again
+
+
+async def test_a_service_that_is_nowhere_is_a_reason_and_no_wait(rig: Rig) -> None:
+    rig.know(ASKS)
+    rig.declare("stock", "http://[::1")
+    rig.start()
+    await rig.send([ASKS[0]])
+    notice = (await rig.missing(1))[session(0)]
+    assert (notice.fact.code, notice.fact.fatal) == ("service_invalid", False)
+
+
+@pytest.mark.long
+async def test_one_request_that_a_batch_cannot_take_is_not_the_fault_of_the_others(
+    rig: Rig, stock: HttpService
+) -> None:
+    async def slow(asked: Asked) -> Answer:
+        await asyncio.sleep(0.6)
+        return Answer(status=413) if asked.path == "/batch" else Answer(body={"left": 7})
+
+    rig.know(ASKS)
+    rig.declare("stock", stock.url, batch={"path": "/batch", "size_max": 8, "wait_ms": 50})
+    stock.behave = slow
+    rig.start()
+    await rig.send([ASKS[0]] * 8, "first", deferrable=True)
+    await rig.settled()
+    await asyncio.sleep(1.2)  # the mode is shared twice a second
+    await rig.send([ASKS[0]] * 3, "deferred", step=1, deferrable=True)
+    await rig.settled()
+    assert [a.path for a in stock.asked[8:]] == ["/batch", "/left", "/left", "/left"]
+    found = facts(await rig.scored(1))
+    assert all(found.get((session(n).bytes, 1)) is not None for n in range(3)), rig.logs()
+
+
+async def test_what_one_call_was_handed_does_not_go_with_the_next(
+    rig: Rig, stock: HttpService
+) -> None:
+    async def sets(asked: Asked) -> Answer:
+        return Answer(body={"left": 7}, headers={"Set-Cookie": "session=1; Path=/"})
+
+    stock.behave = sets
+    rig.know(ASKS)
+    rig.declare("stock", stock.url)
+    rig.start()
+    for step in range(2):
+        await rig.send([ASKS[0]], f"t{step}", step=step)
+        await rig.settled()
+    assert [a.headers.get("cookie") for a in stock.asked] == [None, None]
+
+
+async def test_a_secret_stays_hidden_when_the_service_is_declared_anew_on_the_way(
+    rig: Rig, stock: HttpService
+) -> None:
+    async def tells(asked: Asked) -> Answer:
+        if len(stock.asked) == 1:
+            rig.declare("stock", stock.url, version=2)
+            await asked_for(stock, 2)
+            await asyncio.sleep(0.3)
+        return Answer(body={"left": 7, "you": asked.headers.get("x-key")})
+
+    stock.behave = tells
+    rig.know(ASKS)
+    rig.declare("stock", stock.url, headers={"X-Key": "v ${KEY}"}, attempt_s_max=9)
+    rig.start({"DSEC_SECRET_KEY": "hush-hush"})
+    await rig.send([ASKS[0]], "one")
+    await asked_for(stock, 1)
+    await asyncio.sleep(2.5)  # a declaration that was changed holds after this long
+    await rig.send([ASKS[0]], "two", step=1)
+    await rig.settled()
+    assert [a.headers.get("x-key") for a in stock.asked] == ["v hush-hush", None]
+    recorded = b"".join(
+        answer for event in await rig.scored(2) for answer in event.row.responses.unpack()
+    )
+    assert b"***" in recorded
+    assert b"hush-hush" not in recorded

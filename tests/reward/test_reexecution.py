@@ -134,6 +134,20 @@ def test_what_cannot_be_asked(body: str, code: str, told: str) -> None:
     assert told in error.message
 
 
+@pytest.mark.parametrize(
+    "way_out", ["except BaseException: raise ValueError('x')", "finally: 1 / 0", "except: return 5"]
+)
+def test_what_a_function_does_while_it_is_abandoned_is_no_outcome(way_out: str) -> None:
+    body = (
+        "async def score(t, services):\n"
+        "    try: found = await services['stock'].get('/a')\n"
+        f"    {way_out}\n"
+        "    return found.status\n"
+    ).replace("finally: 1 / 0", "finally: 'found' in locals() or 1 / 0")
+    score, _ = play(DECLARED + body)
+    assert score.value == 200.0
+
+
 def test_records_that_are_none() -> None:
     scorer = load_scorer(*spec_of("def score(t, services):\n    return 1\n"))
     for bad in (b"x", recorded([])[:0] + b"\x80" + b"\x00", b"\x81\x81\x00"):

@@ -14,10 +14,12 @@ from typing import Any, ClassVar
 import pytest
 from tests.tool.conftest import program_of, spec_of
 
+from dsec.platform.clock import utc_now
 from dsec.platform.user_limits import UserLimits
 from dsec.session.documents import ToolDocument, seal
 from dsec.tool.call import Tool, load
 from dsec.tool.frames import Failure, Order, Outcome, read_reply, reply
+from dsec.tool.http_exchange import retry_after_s
 from dsec.tool.processes import Processes, Program
 from dsec_contracts import decode, encode
 
@@ -189,9 +191,9 @@ async def test_secrets_are_the_tools_own_and_nothing_else_is_seen(
 ) -> None:
     monkeypatch.setenv("DSEC_SECRET_OTHER", "hidden")
     monkeypatch.setenv("DSEC_DATABASE_URL", "hidden")
-    body = "import os\ndef tool(): return dict(os.environ)"
+    body = "import os\ndef tool(): return {**os.environ, 'KEY': os.environ['KEY'][::-1]}"
     seen = value(await outcome_of(processes, program_of(body, {"KEY": "abc"}, secrets=["KEY"])))
-    assert seen["KEY"] == "abc"
+    assert seen["KEY"] == "cba"  # what it says as it is would be hidden
     assert "hidden" not in seen.values()
     assert not [name for name in seen if name.startswith("DSEC_")]
     assert os.environ["DSEC_SECRET_OTHER"] == "hidden"
@@ -354,6 +356,32 @@ def test_a_request_carries_its_key_and_its_secrets(server: str) -> None:
     asked(f"{server}/x", values={"TOKEN": "s3"}, headers=headers, secrets=["TOKEN"])
     assert Server.seen[-1]["Idempotency-Key"] == "the-key"
     assert Server.seen[-1]["Authorization"] == "Bearer s3"
+
+
+@pytest.mark.parametrize("secret", ["s3cr3t\n", "s3cr3t\u20ac", "s3cr3t\r\nX-More: 1"])
+def test_a_secret_that_no_header_can_hold_is_told_of_and_not_told(server: str, secret: str) -> None:
+    headers, before = {"Authorization": "Bearer ${TOKEN}"}, len(Server.seen)
+    outcome = asked(f"{server}/x", values={"TOKEN": secret}, headers=headers, secrets=["TOKEN"])
+    assert isinstance(outcome, Failure)
+    assert (outcome.code, outcome.retryable) == ("secret_unfit", False)
+    assert "s3cr3t" not in outcome.message
+    assert len(Server.seen) == before
+
+
+def test_a_retry_after_that_is_no_date_is_none() -> None:
+    assert retry_after_s("Mon, 99999999999 Nov 99999999999999 00:00:00 GMT", utc_now()) is None
+
+
+async def test_no_secret_comes_back_in_what_a_tool_returns(processes: Processes) -> None:
+    body = """
+        import os
+        def tool():
+            key = os.environ["KEY"]
+            return {"headers": {"X-Key": key, key: [f"Bearer {key}!", key.encode(), 1.5]}}
+    """
+    program = program_of(body, {"KEY": "hush-hush"}, secrets=["KEY"])
+    found = value(await outcome_of(processes, program))
+    assert found == {"headers": {"X-Key": "***", "***": ["Bearer ***!", b"***", 1.5]}}
 
 
 def test_a_schema_is_never_fetched_from_elsewhere(server: str) -> None:

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from yarl import URL
 
 from dsec.client.yaml_file import SpecFileError, read_documents
 from dsec.platform.bus import Bus
 from dsec.platform.clock import utc_now
 from dsec.platform.log import LogReader
+from dsec.platform.secrets import filled_headers
 from dsec.reward.declarations import newest
 from dsec_contracts import ServiceDeclared, canonical
 from dsec_contracts.service import (
@@ -83,10 +85,16 @@ def _service(where: str, name: str, terms: Any) -> ServiceDocument:
     if not isinstance(terms, Mapping):
         raise SpecFileError(f"{where}: {name}: write its terms below it, base_url and qps_budget")
     try:
-        return ServiceDocument.model_validate(terms)
+        found = ServiceDocument.model_validate(terms)
     except ValidationError as error:
         told = [_told(name, item) for item in error.errors(include_url=False)]
         raise SpecFileError(f"{where}: {'; '.join(told)}") from error
+    try:
+        _ = URL(found.base_url).port
+        filled_headers(found.headers, dict.fromkeys(found.secret_names(), ""))
+    except ValueError as error:
+        raise SpecFileError(f"{where}: {name} cannot be asked: {error}") from error
+    return found
 
 
 def _told(name: str, item: Any) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from numbers import Complex, Real
 from typing import Any, NamedTuple, Protocol
 
 from dsec.session import log_row
@@ -198,7 +199,7 @@ def _look_at(
     found.with_provenance += 1
     confidence = provenance.get("confidence")
     if confidence is not None:
-        number = float(confidence) if _is_number(confidence) else math.nan
+        number = _number(confidence)
         if not 0 <= number <= 1:
             found.provenance_malformed += 1
         elif reward is not None and math.isfinite(reward):
@@ -212,9 +213,21 @@ def _look_at(
             continue
         found.unknown_calls_total += 1
         if len(found.unknown_calls) < UNKNOWN_CALLS_MAX:
-            found.unknown_calls.append(UnknownCall(step, str(call_id)[:_ID_CHARS_MAX]))
+            found.unknown_calls.append(UnknownCall(step, _told(call_id)))
 
 
-def _is_number(value: Any) -> bool:
-    # NumPy's and tensors' numbers too: agents take their confidence from those.
-    return not isinstance(value, bool | str | bytes | dict | list) and hasattr(value, "__float__")
+def _number(value: Any) -> float:
+    """A confidence as a float: NumPy's and tensors' numbers too, since agents take theirs from
+    those. NaN for what is none: arrays of more than a number, complex ones, those out of range."""
+    is_complex = isinstance(value, Complex) and not isinstance(value, Real)
+    if is_complex or isinstance(value, bool | str | bytes | dict | list):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def _told(call_id: Any) -> str:
+    """What an agent took for the id of a call, as text that can be published."""
+    return str(call_id)[:_ID_CHARS_MAX].encode("utf-8", "replace").decode()

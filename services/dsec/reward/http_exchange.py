@@ -17,6 +17,7 @@ from urllib.parse import quote, urlencode
 import aiohttp
 from yarl import URL
 
+from dsec.platform.secrets import hidden, hidden_text
 from dsec.reward.services import Request, Response
 
 RESPONSE_BYTES_MAX: Final = 1 << 20
@@ -55,6 +56,8 @@ class Client:
     session: aiohttp.ClientSession
     base_url: str
     headers: Mapping[str, str]
+    secrets: Mapping[str, str]
+    """What must not stand in an answer, nor in what is told of a failure."""
 
     def url(self, request: Request) -> URL:
         """Below the base URL, always: nothing is decoded or normalised on the way."""
@@ -85,8 +88,13 @@ async def exchange(client: Client, request: Request, key: str, attempt_s: float)
 
     Raises:
         Again: it was not answered in time, or the connection failed.
-        ServiceFailed: it answered what nobody can use.
+        ServiceFailed: it cannot be asked that, or answered what nobody can use.
     """
+
+    def told(error: Exception) -> str:
+        # What was sent, and what came, may stand in the text of an error.
+        return hidden_text(f"{type(error).__name__}: {error}", client.secrets)
+
     headers = {**client.headers, "Idempotency-Key": key}
     if request.body is not None:
         headers["Content-Type"] = "application/json"
@@ -103,12 +111,15 @@ async def exchange(client: Client, request: Request, key: str, attempt_s: float)
     except TimeoutError as error:
         raise Again("service_deadline", f"no answer within {attempt_s:.3g} s") from error
     except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
-        # Its text may name hosts and paths, never headers.
-        raise Again("service_unavailable", f"{type(error).__name__}: {error}") from error
-    except (aiohttp.ClientError, ValueError) as error:
-        raise ServiceFailed("service_invalid", f"{type(error).__name__}: {error}") from error
-    kept = {name: answer.headers[name] for name in KEPT_HEADERS if name in answer.headers}
-    response = Response(answer.status, kept, body)
+        raise Again("service_unavailable", told(error)) from error
+    except (aiohttp.ClientError, ValueError, OverflowError) as error:
+        raise ServiceFailed("service_invalid", told(error)) from error
+    kept = {
+        name: hidden_text(answer.headers[name], client.secrets)
+        for name in KEPT_HEADERS
+        if name in answer.headers
+    }
+    response = Response(answer.status, kept, hidden(body, client.secrets))
     return Exchange(response, retry_after_s(answer.headers.get("retry-after"), _now()))
 
 
@@ -141,7 +152,7 @@ def _several(response: Response, count: int) -> list[Response]:
     try:
         items: Any = response.json()["responses"]
         answers = [_item(item) for item in items]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ServiceFailed("service_invalid", f"no batch of responses: {error!r}") from error
     if len(answers) != count:
         raise ServiceFailed("service_invalid", f"{len(answers)} responses to {count} requests")
@@ -175,7 +186,7 @@ def retry_after_s(header: str | None, now: datetime) -> float:
         pass  # then it is a date
     try:
         at = parsedate_to_datetime(header)
-    except ValueError:
+    except (ValueError, OverflowError):  # a year that no date has
         return 0.0
     return max(0.0, ((at if at.tzinfo else at.replace(tzinfo=UTC)) - now).total_seconds())
 

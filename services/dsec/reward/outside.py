@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import aiohttp
 from tenacity import (
@@ -21,7 +22,6 @@ from tenacity import (
 )
 
 from dsec.platform.bus import Bucket
-from dsec.platform.secrets import SecretAbsent, filled, hidden, secrets_of
 from dsec.reward.batching import Batcher
 from dsec.reward.http_exchange import (
     Again,
@@ -36,7 +36,8 @@ from dsec.reward.permits import Permits
 from dsec.reward.services import Request, Response
 from dsec.reward.standing import SharedStanding
 from dsec.reward.switch import Latencies, Mode, Report
-from dsec_contracts.service import ServiceFact
+from dsec.reward.terms import Terms
+from dsec_contracts.service import ServiceBatch, ServiceFact
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,10 @@ IDLE_S = 30.0
 """A replica reports nothing of a service that it has not asked for so long."""
 ATTEMPT_SHARE = 1 / 3
 """Of the deadline, for one attempt, where the declaration does not say."""
+
+
+class _BatchFailed(ServiceFailed):
+    """Several calls in one request failed for good, and nobody knows for which of them."""
 
 
 @dataclass(slots=True)
@@ -111,12 +116,13 @@ class Outside:
     def declared(self, fact: ServiceFact) -> None:
         """From now on it is asked as this declaration says. Calls under way end as they began."""
         self._fact = fact
-        self._secrets: dict[str, str] | None = None
+        self._known: Terms | None = None
         self._permits.qps_budget = fact.qps_budget
         self._places = asyncio.Semaphore(fact.concurrency_max)
         self._batcher: Batcher | None = None
-        if fact.batch is not None:
-            self._batcher = Batcher(self._send_batch, fact.batch.size_max, fact.batch.wait_ms)
+        if (batch := fact.batch) is not None:
+            send = partial(self._send_batch, batch)
+            self._batcher = Batcher(send, batch.size_max, batch.wait_ms)
 
     @property
     def version(self) -> int:
@@ -186,10 +192,7 @@ class Outside:
 
     async def _attempt(self, call: _UnderWay) -> Response:
         try:
-            if call.batched and self._batcher is not None:
-                response = await self._batcher.call(call)
-            else:
-                response = await self._send(call)
+            response = await self._asked(call)
         except Again as again:
             call.last = again
             raise
@@ -198,37 +201,51 @@ class Outside:
             raise call.last
         return response
 
+    async def _asked(self, call: _UnderWay) -> Response:
+        if call.batched and self._batcher is not None:
+            try:
+                return await self._batcher.call(call)
+            except _BatchFailed as failed:
+                # One request that nobody can answer must not be the fault of those beside it.
+                log.warning("%s; each is asked alone", failed)
+                call.batched = False
+        return await self._send(call)
+
     async def _send(self, call: _UnderWay) -> Response:
-        async with self._turn([call]) as attempt_s:
-            found = await exchange(self._http(), call.request, call.key, attempt_s)
+        async with self._turn([call]) as (client, attempt_s):
+            found = await exchange(client, call.request, call.key, attempt_s)
         return await self._heard(found)
 
-    async def _send_batch(self, calls: Sequence[_UnderWay]) -> list[Response]:
-        batch = self._fact.batch
-        assert batch is not None
-        async with self._turn(calls) as attempt_s:
-            requests = [call.request for call in calls]
-            found, several = await exchange_batch(
-                self._http(), batch.path, requests, calls[0].key, attempt_s
-            )
-        whole = await self._heard(found)
+    async def _send_batch(self, batch: ServiceBatch, calls: Sequence[_UnderWay]) -> list[Response]:
+        name, requests = self._fact.name, [call.request for call in calls]
+        try:
+            async with self._turn(calls) as (client, attempt_s):
+                found, several = await exchange_batch(
+                    client, batch.path, requests, calls[0].key, attempt_s
+                )
+            whole = await self._heard(found)
+        except ServiceFailed as failed:
+            if failed.code == "secret_absent":
+                raise
+            raise _BatchFailed(failed.code, f"{name}: a batch failed: {failed}") from failed
         if whole.status != 200:
-            told = f"{self._fact.name}: a batch got HTTP {whole.status}"
-            raise ServiceFailed("service_invalid", told)
-        return [self._without_secrets(response) for response in several]
+            raise _BatchFailed("service_invalid", f"{name}: a batch got HTTP {whole.status}")
+        return several
 
     @contextlib.asynccontextmanager
-    async def _turn(self, calls: Sequence[_UnderWay]) -> AsyncIterator[float]:
-        """A place and an instant for one request; gives how long it may take, in seconds."""
-        self._prepare()  # before anything is taken: without its secrets nothing is sent
+    async def _turn(self, calls: Sequence[_UnderWay]) -> AsyncIterator[tuple[Client, float]]:
+        """A place and an instant for one request; gives what it goes through, and how long it may
+        take, in seconds."""
+        self._terms()  # before anything is taken: without its secrets nothing is sent
         async with self._places:
             await self._permits.take()
+            client = self._http()  # with terms that may have been declared anew
             left_s = self._fact.deadline_s - max(call.clock.seconds() for call in calls)
             most_s = self._fact.attempt_s_max or self._fact.deadline_s * ATTEMPT_SHARE
             with contextlib.ExitStack() as running:
                 for call in calls:
                     running.enter_context(call.clock.running())
-                yield max(0.001, min(left_s, most_s))
+                yield client, max(0.001, min(left_s, most_s))
 
     async def _heard(self, found: Exchange) -> Response:
         """The response, unless it is to be asked for again."""
@@ -238,27 +255,18 @@ class Outside:
                 await self._permits.leave_alone(found.retry_after_s)
             status = f"HTTP {found.response.status}"
             raise Again("service_unavailable", status, found.retry_after_s)
-        return self._without_secrets(found.response)
+        return found.response
 
-    def _without_secrets(self, response: Response) -> Response:
-        body = hidden(response.body, self._secrets or {})
-        return Response(response.status, response.headers, body)
-
-    def _prepare(self) -> None:
-        if self._secrets is None:
-            whose = "the reward service"
-            try:
-                names = self._fact.secret_names()
-                self._secrets = secrets_of(self._environment, names, whose)
-            except SecretAbsent as error:
-                raise ServiceFailed("secret_absent", f"{self._fact.name}: {error}") from error
+    def _terms(self) -> Terms:
+        if self._known is None:
+            self._known = Terms.of(self._fact, self._environment)
+        return self._known
 
     def _http(self) -> Client:
-        secrets = self._secrets or {}
+        terms = self._terms()
         if self._session is None:
             self._session = open_session()
-        headers = {name: filled(value, secrets) for name, value in self._fact.headers.items()}
-        return Client(self._session, self._fact.base_url, headers)
+        return Client(self._session, terms.fact.base_url, terms.headers, terms.secrets)
 
     def _report(self) -> Report | None:
         now = self._clock()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -30,8 +31,17 @@ def key_of(service: str) -> str:
 
 
 def read_ledger(value: bytes) -> Ledger:
-    """A budget from the bucket; empty: nobody has used it yet."""
-    return Ledger(*json.loads(value)) if value else Ledger()
+    """A budget from the bucket; empty, or no budget: nobody has used it yet."""
+    if not value:
+        return Ledger()
+    try:
+        next_at, closed_until = map(float, json.loads(value)[:2])
+        if not math.isfinite(next_at + closed_until):
+            raise ValueError("no instant")
+    except (ValueError, TypeError, KeyError) as error:  # whoever waits for it would wait for ever
+        log.error("what stands for a budget is none, and is not kept: %r (%s)", value[:80], error)
+        return Ledger()
+    return Ledger(next_at, closed_until)
 
 
 class Permits:

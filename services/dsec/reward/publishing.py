@@ -54,16 +54,21 @@ class Publisher:
             await self._notify(envelope, batch, notice, "missing")
         limit = self._bus.max_payload_bytes
         name = f"reward.{envelope.id}" + (_of_rows(responses) if responses else "")
-        for part, scored in enumerate(batch.scored(outcomes, self._replica, limit, responses)):
+        begin = 0
+        for scored in batch.scored(outcomes, self._replica, limit, responses):
+            end = begin + scored.rows
             await self._bus.publish(
                 scored,
                 batch.event.circumstance.lane,
                 source=SOURCE,
                 time=self._now(),
-                event_id=name + (f".{part}" if part else ""),
+                # What services answered decides where it is cut: made again after a crash, a
+                # message that has other rows must not be taken for a repetition.
+                event_id=name + (f".{begin}-{end}" if begin or responses else ""),
                 traceparent=envelope.traceparent,
             )
             self._counts[metrics.REWARDS] += scored.rows
+            begin = end
 
     async def defer(self, envelope: Envelope, batch: Batch, rows: Sequence[int]) -> None:
         """Notices that the rewards of some rows come later."""

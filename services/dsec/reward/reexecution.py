@@ -8,12 +8,14 @@ the same, and this is checked: a function that does not is not deterministic.
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from dsec.reward.components import RewardError
 from dsec.reward.services import Request, Response
+from dsec.session.raised import told_in_a_line
 from dsec_contracts.canonical import CanonicalError, decode, encode
 from dsec_contracts.reward import RESPONSE_FIELDS
 
@@ -132,10 +134,14 @@ def run(coroutine: Any, known: Sequence[Known]) -> Any:
 
 
 def _abandon(coroutine: Any) -> None:
+    """End a run that goes on later from the start. What the function does on its way out, in an
+    `except:` or a `finally:`, is no outcome; only that it stays is."""
     try:
         coroutine.close()
-    except RuntimeError as error:  # it caught its own end, and went on to the next call
-        raise RewardError("reward_invalid", f"the function cannot be abandoned: {error}") from error
+    except BaseException as error:
+        if inspect.getcoroutinestate(coroutine) != inspect.CORO_CLOSED:
+            told = f"the function cannot be abandoned: {told_in_a_line(error)}"
+            raise RewardError("reward_invalid", told) from error
 
 
 def _differs(one: Known, request: Request | None) -> RewardError:

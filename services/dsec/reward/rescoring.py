@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 from dsec.platform.bus import BadMessage, Bus, Message, Settler
 from dsec.platform.log import LogReader
-from dsec.reward.asking import Answered, Asking
+from dsec.reward.asking import Answered, Asking, Name
 from dsec.reward.batch import Batch
-from dsec.reward.effects import Spec, Specs, resolved
+from dsec.reward.components import RewardError
+from dsec.reward.effects import Lost, Spec, Specs, resolved
 from dsec.reward.frames import Failure, Needs, Outcome, Task
 from dsec.reward.reexecution import Known, read_recorded
 from dsec.reward.services import Response
@@ -206,11 +207,14 @@ class Rescorer:
         contents = {batch.specs[0]: spec.content}
         tasks = await asyncio.to_thread(self._tasks, batch)
         outcomes = await self._turns.score(tasks, contents)
-        asking = {
-            n: await self._asking(session, batch, tasks[n], one, n, envelope)
-            for n, one in enumerate(outcomes)
-            if isinstance(one, Needs)
-        }
+        asking = dict[int, Asking]()
+        for n, one in enumerate(outcomes):
+            if isinstance(one, Needs):
+                try:
+                    asking[n] = await self._asking(session, batch, tasks[n], one, n, envelope)
+                except RewardError as error:
+                    # To ask anew what was answered would be another reward's truth.
+                    outcomes[n] = Failure(error.code, error.message)
         again = partial(self._turns.again, content=spec.content)
         answers = await asyncio.gather(
             *[self._outsides.answer(row, again) for row in asking.values()]
@@ -228,7 +232,10 @@ class Rescorer:
         envelope: Envelope,
     ) -> Asking:
         answers = session.answers.get(batch.steps[n], b"")
-        recorded = read_recorded(await asyncio.to_thread(resolved, answers, self._blobs))
+        whole = await asyncio.to_thread(resolved, answers, self._blobs)
+        if isinstance(whole, Lost):
+            raise RewardError("blob_not_found", whole.decode())
+        recorded = read_recorded(whole)
         key = f"{envelope.id}.{batch.steps[n]}"
         return Asking(task, needs, key, 0, batched=True, recorded=_by_request(recorded))
 
@@ -250,13 +257,15 @@ class Rescorer:
         responses = {n: one.responses for n, one in enumerate(found) if one.responses}
         limit, rows = self._bus.max_payload_bytes, 0
         replica = self._settings.reward_replica
-        for n, scored in enumerate(batch.scored(outcomes, replica, limit, responses)):
+        for scored in batch.scored(outcomes, replica, limit, responses):
+            # Named by its rows: made again after a crash, with other answers of services, the
+            # same rows may be cut elsewhere, and the server drops what it takes for a repetition.
             await self._bus.publish(
                 scored,
                 LANE,
                 source=SOURCE,
                 time=self._now(),
-                event_id=f"reward.{envelope.id}.{part}.{n}",
+                event_id=f"reward.{envelope.id}.{part}.{rows}-{rows + scored.rows}",
                 traceparent=envelope.traceparent,
             )
             rows += scored.rows
@@ -286,6 +295,9 @@ def _portions(rows: int) -> Iterator[tuple[int, int]]:
         yield start, min(rows, start + ROWS_A_TURN_MAX)
 
 
-def _by_request(recorded: Sequence[Known]) -> Mapping[tuple[str, str, str, bytes], Response]:
-    """The first answer to each request."""
-    return {one[:4]: Response(one.status, one.headers, one.body) for one in reversed(recorded)}
+def _by_request(recorded: Sequence[Known]) -> Mapping[Name, Sequence[Response]]:
+    """The answers to each request, in the order in which they came."""
+    found: dict[Name, list[Response]] = {}
+    for one in recorded:
+        found.setdefault(one[:4], []).append(Response(one.status, one.headers, one.body))
+    return found

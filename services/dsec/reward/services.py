@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Collection, Generator, Iterator, Mapping,
 from dataclasses import dataclass
 from email.message import Message
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 PATH_CHARS_MAX: Final = 2048
@@ -186,14 +187,31 @@ def malformed(request: Request) -> str | None:
         return f"method {method!r:.40} is none of {', '.join(METHODS)}"
     if not path.startswith("/") or path.startswith("//") or len(path) > PATH_CHARS_MAX:
         return f"path {path!r:.200} must begin with one / and have {PATH_CHARS_MAX} characters"
-    segments = path.split("/")
-    if ".." in segments or "." in segments or any(c in path for c in "?#\\") or not path.isascii():
-        return f"path {path!r:.200} holds .., ?, # or what is not ASCII: params are for queries"
+    if any(c in path for c in "?#") or not path.isascii() or not path.isprintable():
+        return f"path {path!r:.200} holds ?, # or what is not ASCII: params are for queries"
+    if _leaves(path):
+        return f"path {path!r:.200} holds .. or . or \\: it must stay below the base URL"
     if len(request.params) > PARAMS_MAX:
         return f"{len(request.params)} params; a request takes {PARAMS_MAX}"
     if request.body is not None and len(request.body) > REQUEST_BYTES_MAX:
         return f"a body of {len(request.body)} bytes; a request takes {REQUEST_BYTES_MAX}"
+    try:
+        for text in (text for pair in request.params for text in pair):
+            text.encode()
+        if request.body is not None:
+            json.loads(request.body)
+    except UnicodeEncodeError:
+        return f"param {text!r:.80} holds half a character (a lone surrogate)"
+    except (ValueError, RecursionError) as error:
+        return f"the body is no JSON: {error}"
     return None
+
+
+def _leaves(path: str) -> bool:
+    """Whether a server might take a path for one that is not below the base URL: some decode it
+    before they look, and some cut what follows a semicolon."""
+    plain = unquote(path)
+    return "\\" in plain or any(s.partition(";")[0] in (".", "..") for s in plain.split("/"))
 
 
 def _pairs(params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

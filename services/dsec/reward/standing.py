@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from typing import Any
 
 from dsec.platform.bus import Bucket, BusUnavailable
 from dsec.platform.cancellation import cancelled
@@ -25,12 +26,23 @@ def key_of(service: str) -> str:
 
 
 def read_standing(value: bytes) -> Standing:
-    """A standing from the bucket; empty: nobody has reported yet."""
+    """A standing from the bucket; empty, or no standing: nobody has reported yet."""
     if not value:
         return Standing()
-    told = json.loads(value)
-    reports = {name: Report(**report) for name, report in told.pop("reports").items()}
-    return Standing(**told, reports=reports)
+    try:
+        told = json.loads(value)
+        reports = {
+            name: Report(**_known(Report, report)) for name, report in told["reports"].items()
+        }
+        return Standing(**{**_known(Standing, told), "reports": reports})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        log.error("what stands for a standing is none, and is not kept: %r (%s)", value[:80], error)
+        return Standing()
+
+
+def _known(kind: Any, told: dict[str, Any]) -> dict[str, Any]:
+    """The fields that this version knows: a newer one may say more."""
+    return {one.name: told[one.name] for one in fields(kind) if one.name in told}
 
 
 class SharedStanding:
@@ -73,13 +85,16 @@ class SharedStanding:
             self._task.cancel()
 
     async def _reporting(self) -> None:
-        while (report := self._report()) is not None and not cancelled():
-            try:
-                await self._share(report)
-            except BusUnavailable as error:
-                log.warning("the mode of %s cannot be shared: %s", self._service, error)
-            self._known.set()
-            await asyncio.sleep(REPORT_PERIOD_S)
+        try:
+            while (report := self._report()) is not None and not cancelled():
+                try:
+                    await self._share(report)
+                except BusUnavailable as error:
+                    log.warning("the mode of %s cannot be shared: %s", self._service, error)
+                self._known.set()
+                await asyncio.sleep(REPORT_PERIOD_S)
+        finally:
+            self._known.set()  # whatever ended it: who asks must not wait for ever
 
     async def _share(self, report: Report) -> None:
         for _ in range(CONFLICTS_MAX):

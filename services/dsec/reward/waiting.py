@@ -22,6 +22,8 @@ from dsec.reward.settings import RewardSettings
 from dsec.reward.turns import Turns
 from dsec_contracts import Envelope
 
+LOOK_AGAIN_S = 0.5
+"""How soon rows that were asked for when their service was fast learn that it is slow."""
 LINGER_S = 0.005
 """Rows that are settled within this of each other travel in one message."""
 
@@ -96,28 +98,39 @@ class Waiting:
             ]
             for n, row in asking.items():
                 work.append(self._answered(tick, n, row._replace(batched=n in later)))
-            await self._publish_as_they_come(tick, work)
+            on_time = {n: row for n, row in asking.items() if n not in later}
+            await self._publish_as_they_come(tick, work, self._deferrable(tick, on_time))
         finally:
             self._ticks -= 1
             self._at_work.difference_update(names[n] for n in rows)
+
+    def _deferrable(self, tick: Tick, asking: Mapping[int, Asking]) -> dict[int, Asking]:
+        """The rows whose sessions can go on without their rewards."""
+        sessions, can = tick.batch.sessions, tick.batch.deferrable
+        return {n: row for n, row in sorted(asking.items()) if sessions[n].hex() in can}
 
     async def _later(self, tick: Tick, asking: Mapping[int, Asking]) -> list[int]:
         """The rows whose rewards are deferred: a service is slow, and their sessions can wait."""
         return [
             n
-            for n, row in sorted(asking.items())
-            if tick.batch.sessions[n].hex() in tick.batch.deferrable
-            and await self._outsides.is_deferred(row.needs, row.position)
+            for n, row in self._deferrable(tick, asking).items()
+            if await self._outsides.is_deferred(row.needs, row.position)
         ]
 
     async def _publish_as_they_come(
-        self, tick: Tick, work: Sequence[Coroutine[None, None, dict[int, Answered]]]
+        self,
+        tick: Tick,
+        work: Sequence[Coroutine[None, None, dict[int, Answered]]],
+        on_time: dict[int, Asking],
     ) -> None:
+        """Publish what is settled. Rows `on_time` are deferred when their service has become slow
+        since: a call that hangs must not hold up the session that was the first to make one."""
         running = {asyncio.create_task(one) for one in work}
         errors: list[BaseException] = []
+        look_s = LOOK_AGAIN_S if on_time else None
         try:
             while running:
-                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(running, timeout=look_s, return_when=asyncio.FIRST_COMPLETED)
                 await asyncio.sleep(LINGER_S)
                 found: dict[int, Answered] = {}
                 for task in [task for task in running if task.done()]:
@@ -128,6 +141,11 @@ class Waiting:
                         found |= task.result()
                 if found:
                     await self._publish(tick, found)
+                on_time = {n: row for n, row in on_time.items() if n not in found}
+                if running and (later := await self._later(tick, on_time)):
+                    await self._publisher.defer(tick.envelope, tick.batch, later)
+                    on_time = {n: row for n, row in on_time.items() if n not in later}
+                look_s = LOOK_AGAIN_S if on_time else None
         finally:
             for task in running:
                 task.cancel()

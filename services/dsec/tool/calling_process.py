@@ -17,12 +17,11 @@ from dataclasses import replace
 from typing import BinaryIO
 
 from dsec.platform.child_pipes import bind, frame, own_pipes, read_body, write_frame
+from dsec.platform.secrets import hidden, hidden_text, hidden_value
 from dsec.platform.user_limits import UserLimits
 from dsec.tool.call import Tool, load
 from dsec.tool.frames import FRAME_BYTES_MAX, READY, Failure, Order, Outcome, reply
-from dsec_contracts.canonical import decode
-
-HIDDEN = "***"
+from dsec_contracts.canonical import decode, encode
 
 
 def serve(orders: BinaryIO, replies: BinaryIO) -> None:
@@ -43,13 +42,13 @@ def serve(orders: BinaryIO, replies: BinaryIO) -> None:
 
 
 def _hidden(outcome: Outcome, secrets: Mapping[str, str]) -> Outcome:
-    """A failure without the tool's secrets: what a client raises often names what it sent."""
-    if not isinstance(outcome, Failure):
+    """An outcome without the tool's secrets: what a client raises often names what it sent, and
+    servers say what they were told."""
+    if isinstance(outcome, Failure):
+        return replace(outcome, message=hidden_text(outcome.message, secrets))
+    if hidden(outcome, secrets) == outcome:
         return outcome
-    message = outcome.message
-    for secret in sorted(filter(None, secrets.values()), key=len, reverse=True):
-        message = message.replace(secret, HIDDEN)
-    return replace(outcome, message=message)
+    return encode(hidden_value(decode(outcome), secrets))
 
 
 def main() -> None:

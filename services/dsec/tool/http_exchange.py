@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import httpx
 
-from dsec.platform.secrets import filled as secrets_in
+from dsec.platform.secrets import HeaderUnfit, filled_headers
 from dsec.session.tool_document import ToolDocument
 from dsec.tool.frames import Failure, Refused
 
@@ -60,6 +60,8 @@ def exchanged(document: ToolDocument, request: Request) -> Iterator[httpx.Respon
             yield response
     except httpx.ConnectError as error:
         fail("http_unreachable", f"{document.url}: {error}", retryable=True)
+    except httpx.LocalProtocolError as error:
+        fail("arguments_invalid", f"{document.url}: this cannot be sent: {error!r}")
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         # The request may have got there.
         fail("http_broken", f"{document.url}: {error!r}", retryable=document.idempotent)
@@ -87,7 +89,7 @@ def retry_after_s(header: str | None, now: datetime) -> float | None:
         return seconds if math.isfinite(seconds) and seconds >= 0 else None
     try:
         until = parsedate_to_datetime(header)
-    except ValueError:
+    except (ValueError, OverflowError):  # a year that no date has
         return None
     until = until if until.tzinfo is not None else until.replace(tzinfo=UTC)
     return max(0.0, (until - now).total_seconds())
@@ -119,9 +121,16 @@ def json_of(body: bytes | str) -> Any:
         fail("result_invalid", f"the body is not the JSON that it is said to be: {error}")
 
 
-def filled(given: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
-    """Headers or variables with their secrets in place."""
-    return {name: secrets_in(value, secrets) for name, value in given.items()}
+def sendable(headers: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
+    """Headers with their secrets in place.
+
+    Raises:
+        Refused: one cannot be sent like that.
+    """
+    try:
+        return filled_headers(headers, secrets)
+    except HeaderUnfit as error:
+        fail("secret_unfit", str(error))
 
 
 def fail(code: str, message: str, *, retryable: bool = False) -> NoReturn:

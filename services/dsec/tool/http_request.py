@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 
 from dsec.session.tool_document import ToolDocument
-from dsec.tool.http_exchange import Request, body_of, exchanged, fail, filled, json_of
+from dsec.tool.http_exchange import Request, body_of, exchanged, fail, json_of, sendable
 
 
 def request(
@@ -21,7 +21,7 @@ def request(
     Raises:
         Refused: it cannot be reached, refused, or answered too much.
     """
-    headers = {**filled(document.headers, secrets), "Idempotency-Key": key}
+    headers = {**sendable(document.headers, secrets), "Idempotency-Key": key}
     made = _placed if document.kind == "openapi" else _plain
     with exchanged(document, made(document, arguments, headers)) as response:
         body = body_of(response, document.output_bytes_max)

@@ -22,9 +22,10 @@ import mcp
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from mcp.client.streamable_http import streamable_http_client
 
+from dsec.platform.secrets import filled
 from dsec.session.tool_document import ToolDocument
 from dsec.tool.frames import Refused
-from dsec.tool.http_exchange import fail, filled
+from dsec.tool.http_exchange import fail, sendable
 from dsec.tool.mcp_pipes import pipes_of
 
 log = logging.getLogger(__name__)
@@ -183,10 +184,10 @@ class _Server:
     def _transport(self) -> Any:
         document = self._document
         if document.command:
-            env = filled(document.env, self._secrets)
+            env = {k: filled(value, self._secrets) for k, value in document.env.items()}
             most = document.output_bytes_max * _GROWTH
             return pipes_of(document.command, document.args, env, self._folder(), most)
-        return self._http(filled(document.headers, self._secrets))
+        return self._http(sendable(document.headers, self._secrets))
 
     @contextlib.asynccontextmanager
     async def _http(self, headers: Mapping[str, str]) -> AsyncIterator[Any]:

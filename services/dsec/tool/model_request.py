@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from dsec.session.tool_document import ToolDocument
-from dsec.tool.http_exchange import Request, body_of, exchanged, fail, filled, json_of
+from dsec.tool.http_exchange import Request, body_of, exchanged, fail, json_of, sendable
 from dsec.tool.model_answer import folded, recorded
 
 STREAM_BYTES_MAX = 64 << 20
@@ -37,9 +37,10 @@ def complete(
     body = {**document.request, **arguments, "model": document.model}
     if document.stream:
         body = {"stream_options": {"include_usage": True}, **body, "stream": True}
-    headers = {**filled(document.headers, secrets), "Idempotency-Key": key}
+    given = dict(document.headers)
     if document.api_key is not None:
-        headers["Authorization"] = f"Bearer {secrets[document.api_key]}"
+        given["Authorization"] = f"Bearer ${{{document.api_key}}}"
+    headers = {**sendable(given, secrets), "Idempotency-Key": key}
     url = document.url.rstrip("/") + _PATHS[document.api]
     with exchanged(document, Request("POST", url, {}, body, headers)) as response:
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
