@@ -89,13 +89,16 @@ class Outside:
         replica: str,
         environment: Mapping[str, str],
         clock: Callable[[], float],
+        connections: Callable[[], aiohttp.ClientSession] = open_session,
     ) -> None:
         """Prepare; nothing is connected.
 
         Args:
             environment: where secrets are.
             clock: Unix seconds.
+            connections: opens what requests go through, when the first one does.
         """
+        self._connections = connections
         self._environment = environment
         self._clock = clock
         self._latencies = Latencies()
@@ -256,7 +259,7 @@ class Outside:
     def _http(self) -> Client:
         secrets = self._secrets or {}
         if self._session is None:
-            self._session = open_session()
+            self._session = self._connections()
         headers = {name: filled(value, secrets) for name, value in self._fact.headers.items()}
         return Client(self._session, self._fact.base_url, headers)
 
