@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -124,6 +124,7 @@ async def rig(
     timescaledb: bool = False,
     nats_nodes: int = 1,
     environment: Mapping[str, str] | None = None,
+    replicas: Mapping[str, int] | None = None,
 ) -> AsyncIterator[Rig]:
     """A stack that runs until the block is left.
 
@@ -131,7 +132,9 @@ async def rig(
         config: the text of its scheduler.config.yaml.
         nats_nodes: more than one make a cluster, and each keeps the stream.
         environment: settings of its services, added to this process's own.
+        replicas: of services, by name; of those that it does not name, one.
     """
+    counts = dict(replicas or {})
     os.environ.update({"DSEC_NATS_REPLICAS": str(nats_nodes)} | dict(environment or {}))
     with tempfile.TemporaryDirectory(prefix="dsec-loadtest-") as name:
         directory = Path(name)
@@ -140,7 +143,9 @@ async def rig(
             sync_interval=sync_interval,
             timescaledb=timescaledb,
             nats_nodes=nats_nodes,
-            services=service_commands(),
+            services=tuple(
+                replace(one, replicas=counts.get(one.name, 1)) for one in service_commands()
+            ),
         )
         (directory / "state").mkdir(mode=0o700)
         if config:

@@ -165,19 +165,49 @@ async def test_hostile_sessions_end_typed_and_neighbours_finish(
     assert not left, "what its code started ends with a worker"
 
 
-async def test_a_reward_function_that_raises_ends_only_its_session(
-    client: Client, session_files: Callable[..., Path], good_agent: str
+async def test_of_32_sessions_one_raises_in_its_reward_function_and_31_are_untouched(
+    client: Client, session_files: Callable[..., Path], good_agent: str, stack: Any
 ) -> None:
+    """All have one function, so the same process scores them; one of them comes to a step that the
+    function raises at."""
     reward = (
-        "import dsec\n\n@dsec.reward()\ndef score(t, services):\n"
-        "    if t.step == 4:\n        raise RuntimeError('no score')\n    return 1.0\n"
+        "import dsec\n\n@dsec.reward(weights={'alive': 1.0, 'place': 0.5})\n"
+        "def score(t, services):\n"
+        "    if t.step == 4 and float(t.observation[0]) == RAISES_AT:\n"
+        "        raise RuntimeError('no score')\n"
+        "    return {'alive': t.env_reward, 'place': float(t.observation[0])}\n"
     )
-    bad = await client.request(
-        session_files(good_agent, reward="reward.py:score", files={"reward.py": reward}, name="bad")
+
+    async def outcomes(name: str, raises_at: float | None) -> dict[int, Any]:
+        files = {"reward.py": reward.replace("RAISES_AT", repr(raises_at))}
+        session = session_files(good_agent, reward="reward.py:score", files=files, name=name)
+        group = await client.request(session, count=32)
+        async with asyncio.timeout(90):
+            return {row.seed: row for row in await client.wait(group)}
+
+    undisturbed = await outcomes("all-score", None)
+    assert {row.status for row in undisturbed.values()} == {"completed"}
+    seed, row = sorted(undisturbed.items())[17]
+    episodes = [one async for one in client.episodes([row.session_id]) if one.episode == 0]
+    found = await outcomes("one-raises", float(episodes[0].observations[4][0]))
+    bad = found.pop(seed)
+    assert (bad.status, bad.code, bad.steps) == ("failed", "reward_raised", 5)
+    assert bad.attempts == 1, "what raises once raises always: it is not tried on other workers"
+    assert (
+        "RuntimeError: no score" in (await client.queries.messages([bad.session_id])).popitem()[1]
     )
-    good = await client.request(session_files(good_agent, name="good"), count=31)
-    async with asyncio.timeout(30):
-        [row] = await client.wait(bad)
-        assert (row.status, row.code) == ("failed", "reward_raised")
-        assert row.steps == 5
-        assert {r.status for r in await client.wait(good)} == {"completed"}
+    rewards = stack.sql(
+        "select step, kind, fact_json ->> 'code' as code from event_log "
+        "where session_id = %(id)s and kind like 'reward.%%' order by step",
+        id=bad.session_id,
+    )
+    assert [(one["step"], one["kind"]) for one in rewards] == [
+        *((step, "reward.scored") for step in range(4)),
+        (4, "reward.missing"),
+    ]
+    assert rewards[-1]["code"] == "reward_raised"
+    for other, one in found.items():
+        wanted = undisturbed[other]
+        assert (one.status, one.chain_hash) == ("completed", wanted.chain_hash)
+        assert one.reward_total == wanted.reward_total
+        assert one.attempts == 1

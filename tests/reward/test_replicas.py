@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.reward.conftest import ENV_SPEC, Rig, facts, spec_of, start_replica
+from tests.reward.http_service import Answer, Asked, http_service
 
 from dsec.platform.bus import Bus
 from dsec.platform.stack.nats_server import NatsServerOptions, nats_server_process
@@ -18,6 +19,11 @@ from dsec.platform.stack.process import ChildProcess
 pytestmark = [pytest.mark.nats, pytest.mark.timeout(60)]
 
 SLOW = spec_of("def score(t, s):\n    for _ in range(500_000): pass\n    return 1\n")
+ASKS = spec_of(
+    "@dsec.reward(services=['stock'])\n"
+    "async def score(t, services):\n"
+    "    return (await services['stock'].get('/left')).json()['left']\n"
+)
 BLOCKS = spec_of("def score(t, services):\n    while True: pass\n")
 
 
@@ -38,6 +44,42 @@ async def test_two_replicas_share_and_one_is_killed_at_work(rig: Rig) -> None:
     assert count < 40
     await rig.settled()
     assert len(facts(await rig.scored(40))) == 120
+
+
+async def test_of_two_replicas_one_is_killed_between_an_answer_and_its_reward(rig: Rig) -> None:
+    """The other one asks again, under the same key, and there is one reward."""
+    heard = asyncio.Event()
+
+    async def slowly(asked: Asked) -> Answer:
+        heard.set()
+        await asyncio.sleep(1.5)  # it has done its work, and nobody knows
+        return Answer(body={"left": 7})
+
+    async with http_service() as stock:
+        stock.behave = slowly
+        rig.know(ASKS)
+        rig.declare("stock", stock.url)
+        for _ in range(2):
+            rig.start(ack_wait_s=1)
+        await rig.receiving(2)
+        await rig.send([ASKS[0]], step=4)
+        async with asyncio.timeout(20):
+            await heard.wait()
+        [victim] = [replica for replica in rig.replicas if _talks_to(replica.pid, stock.port)]
+        victim.kill()
+        victim.wait()
+        found = await rig.scored(1)
+        await rig.settled()
+        assert len(facts(await rig.scored(1))) == 1
+        assert {e.circumstance.replica for e in found} == {f"r{1 - rig.replicas.index(victim)}"}
+        keys = [asked.headers["idempotency-key"] for asked in stock.asked]
+        assert len(keys) == 2
+        assert len(set(keys)) == 1
+
+
+def _talks_to(pid: int, port: int) -> bool:
+    connections = psutil.Process(pid).net_connections("tcp")
+    return any(one.raddr and one.raddr.port == port for one in connections)
 
 
 async def test_a_killed_replica_takes_its_scoring_process_along(rig: Rig) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 import tenacity.wait
 
 from dsec.platform import clock
+from dsec.reward import permits
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 START_NS = int(START.timestamp()) * 1_000_000_000
@@ -256,7 +257,8 @@ _replaced: list[tuple[types.ModuleType, str, Any]] = []
 
 @contextlib.contextmanager
 def virtual_clocks(loop: VirtualLoop, chance: random.Random) -> Iterator[None]:
-    """Every clock that a module of ours, or the retries, took from the process is the loop's.
+    """Every clock that a module of ours, or the retries, took from the process is the loop's, and
+    what they draw is the run's.
 
     The services ask `time` and `dsec.platform.clock` by names that they imported: all those names
     are found and replaced, so that none can be forgotten here when a module begins to use one.
@@ -289,4 +291,6 @@ def _replace() -> None:
             if ours is not None:
                 _replaced.append((found, attribute, value))
                 setattr(found, attribute, ours)
+    _replaced.append((permits, "random", permits.random))
+    permits.random = types.SimpleNamespace(SystemRandom=lambda: _Now.chance)  # type: ignore[assignment]
     _replaced.append((tenacity.wait, "random", tenacity.wait.random))

@@ -87,6 +87,9 @@ class Consumer:
         self._again: deque[int] = deque()
         self._pulls: deque[Pull] = deque()
         self._timer_s = float("inf")
+        self._filters: str | list[str] = []
+        self._wanted: dict[str, bool] = {}
+        """By subject, as these filters have it: every look at what lies ahead asks."""
         self.gone = False
 
     @property
@@ -95,8 +98,15 @@ class Consumer:
 
     def wants(self, subject: str) -> bool:
         """Whether a subject is one of its own."""
-        several = self.config.filter_subjects or [self.config.filter_subject or ">"]
-        return any(matches(subject, pattern) for pattern in several)
+        filters = self.config.filter_subjects or self.config.filter_subject or ">"
+        if filters is not self._filters:
+            self._filters, self._wanted = filters, {}
+        known = self._wanted.get(subject)
+        if known is None:
+            several = [filters] if isinstance(filters, str) else filters
+            known = any(matches(subject, pattern) for pattern in several)
+            self._wanted[subject] = known
+        return known
 
     def _ahead(self) -> Iterator[Stored]:
         server = self._server

@@ -59,12 +59,12 @@ class Plan:
     asked_at_s: tuple[float, ...]
     faults: tuple[Fault, ...] = ()
     crash_points: tuple[CrashPoint, ...] = field(default=())
-    deferring_s: tuple[tuple[float, float], ...] = ()
-    """From when to when rewards are deferred where that is asked for."""
+    slow_s: tuple[tuple[float, float], ...] = ()
+    """From when to when the service that reward functions ask is slow."""
 
-    def defers(self, at_s: float) -> bool:
-        """Whether a reward that is asked for now is deferred."""
-        return any(begin <= at_s < end for begin, end in self.deferring_s)
+    def slow(self, at_s: float) -> bool:
+        """Whether a call that comes now takes long."""
+        return any(begin <= at_s < end for begin, end in self.slow_s)
 
 
 def plan_of(seed: int, kinds: int) -> Plan:
@@ -106,16 +106,16 @@ def plan_of(seed: int, kinds: int) -> Plan:
             )
             for _ in range(chance.choice((0, 1, 2, 4)))
         ),
-        deferring_s=tuple(_modes(random.Random(f"modes {seed}"))),
+        slow_s=tuple(_spells(random.Random(f"modes {seed}"))),
     )
 
 
-def _modes(chance: random.Random) -> Iterator[tuple[float, float]]:
-    """The reward service switches to deferring and back, a few times."""
+def _spells(chance: random.Random) -> Iterator[tuple[float, float]]:
+    """When the service that rewards ask is slow: not at all, or a few times."""
     at_s = 0.0
     for _ in range(chance.choice((0, 1, 3, 6))):
-        begin_s = at_s + chance.uniform(0.0, 1.5)
-        at_s = begin_s + chance.choice((0.2, 1.0, 4.0))
+        begin_s = at_s + chance.choice((0.0, chance.uniform(0.0, 3.0)))
+        at_s = begin_s + chance.choice((0.5, 2.0, 6.0))
         yield begin_s, at_s
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.simulation.faults import Fault, Plan
@@ -30,7 +30,7 @@ from dsec.scheduler.handlers import Scheduler
 from dsec.session.io import AWAITS_LATE
 from dsec.session.late import Late
 from dsec.session.machine import SessionMachine
-from dsec.tool.handlers import Caller
+from dsec.tool.telling import Teller
 
 ALL = Switches()
 
@@ -200,12 +200,14 @@ SWITCHING = Plan(
     sessions=((5, 1, 8), (6, 1, 8), (7, 2, 8), (8, 2, 8)),
     asked_at_s=(0.1, 0.1, 0.1, 0.1),
     faults=(Fault(1.0, "kill", "worker"), Fault(1.6, "kill", "reward")),
-    deferring_s=((0.0, 1.5), (2.0, 4.0)),
+    slow_s=((0.0, 6.0), (8.0, 12.0)),
 )
-"""The reward service defers and does not, while sessions are moved."""
+"""Rewards are deferred and are not, while sessions are moved."""
+SWITCHING_FREE = replace(SWITCHING, sessions=((5, 1, 8), (5, 2, 8), (7, 2, 8), (7, 3, 8)))
+"""The same, all without `lag_steps`: with it, who does not wait steps for ever."""
 
 GUARDS = {
-    "the fence": Guard(0, Switches(fence=False), plan=ZOMBIES),
+    "the fence": Guard(2, Switches(fence=False), plan=ZOMBIES),
     "what a placement or a note of a call builds on": Guard(
         0, Switches(expected_sequence=False), plan=TWO_ANSWERS
     ),
@@ -218,15 +220,17 @@ GUARDS = {
         0, remove=_replacing(Lane, "repeat_unanswered", lambda lane: None), plan=UNHEARD
     ),
     "a call that is begun is begun once": Guard(
-        0, remove=_replacing(Caller, "_begin", _nothing), plan=TWO_ANSWERS
+        0, remove=_replacing(Teller, "begin", _nothing), plan=TWO_ANSWERS
     ),
     "an input is of one step": Guard(
-        1, remove=_replacing(SessionMachine, "deliver", _whatever_comes), plan=DOUBLED
+        0, remove=_replacing(SessionMachine, "deliver", _whatever_comes), plan=DOUBLED
     ),
-    "a scheduler knows what it decides about": Guard(14, remove=_a_state_behind_the_log, plan=LATE),
+    "a scheduler knows what it decides about": Guard(59, remove=_a_state_behind_the_log, plan=LATE),
     "what is late is told at its step": Guard(0, remove=_late_at_any_step, plan=SWITCHING),
     "a session ends when all was told": Guard(
-        0, remove=_replacing(Late, "lacks", lambda late, step, *, ending: False), plan=SWITCHING
+        0,
+        remove=_replacing(Late, "lacks", lambda late, step, *, ending: False),
+        plan=SWITCHING_FREE,
     ),
     "numbers of a lane's deliveries": Guard(
         1, remove=_replacing(Lane, "hear", _heard_unnumbered), plan=TWO_ANSWERS

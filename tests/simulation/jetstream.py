@@ -204,13 +204,22 @@ class JetStream:
 
 
 class Bucket:
-    """A key-value bucket of which one key is used."""
+    """A key-value bucket."""
 
     def __init__(self, client: Client, name: str, ttl_s: float, timeout_s: float) -> None:
         self._client = client
         self._name = name
         self._ttl_s = ttl_s
         self._timeout_s = timeout_s
+
+    async def _ask(self, what: str, call: Callable[[], Any]) -> Any:
+        return await self._client.ask(what, call, self._timeout_s)
+
+    async def get(self, key: str) -> SimpleNamespace:
+        """What a key has."""
+        server = self._client.network.server
+        revision, value = await self._ask("value", lambda: server.value(self._name, key))
+        return SimpleNamespace(revision=revision, value=value)
 
     async def create(self, key: str, value: bytes) -> int:
         """Write the key if there is none."""
@@ -219,11 +228,11 @@ class Bucket:
     async def update(self, key: str, value: bytes, last: int) -> int:
         """Write the key if its revision is `last`."""
         server = self._client.network.server
-        return await self._client.ask(  # type: ignore[no-any-return]
-            "lease", lambda: server.lease(self._name, value, last, self._ttl_s), self._timeout_s
+        return await self._ask(  # type: ignore[no-any-return]
+            "change", lambda: server.change(self._name, key, value, last, self._ttl_s)
         )
 
     async def delete(self, key: str, last: int) -> None:
         """Delete the key if its revision is `last`."""
         server = self._client.network.server
-        await self._client.ask("free", lambda: server.free(self._name, last), self._timeout_s)
+        await self._ask("free", lambda: server.free(self._name, key, last))

@@ -20,6 +20,7 @@ from tests.simulation.switches import Switches
 
 from dsec.platform.log import LogReader, LogUnavailable, Position
 from dsec.session.log_row import LogRow
+from dsec_contracts import keys
 
 Row = dict[str, Any]
 
@@ -172,6 +173,15 @@ class Reader(LogReader):
             return list(map(log_row, found))
 
         return await self._ask("rows", find)  # type: ignore[no-any-return]
+
+    async def service_declarations(self) -> list[LogRow]:
+        """See `LogReader`."""
+
+        def find() -> list[LogRow]:
+            rows = self._database.of(keys.SYSTEM_SESSION)
+            return [log_row(row) for row in rows if row["key"].startswith("service:")]
+
+        return await self._ask("services", find)  # type: ignore[no-any-return]
 
     async def row(self, session_id: UUID, key: str) -> LogRow | None:
         """See `LogReader`."""

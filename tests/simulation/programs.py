@@ -7,14 +7,19 @@ doubled, changed or out of its place shows in the chain hash.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from uuid import UUID
 
+from tests.simulation import market
+
 from dsec.env_runtime import seats
-from dsec.reward.score import Scorer, load_scorer
+from dsec.reward.reexecution import Asks, Known, answered, recorded
+from dsec.reward.score import Score, Scorer, load_scorer
+from dsec.reward.services import Response
 from dsec.session.documents import (
     AgentDocument,
     EnvDocument,
@@ -86,6 +91,11 @@ REWARD = b"""
 def score(t, services):
     return {"far": float(t.next_observation[0] - t.observation[0]), "bold": t.action / 3}
 """
+ASKING = b"""
+async def score(t, services):
+    found = await services["market"].get("/worth", params={"step": t.step, "action": t.action})
+    return {"far": float(t.next_observation[0] - t.observation[0]), "worth": found.json()["worth"]}
+"""
 LOOKUP = b"""
 def tool(x):
     return 17 * x + 1
@@ -115,6 +125,13 @@ BY_FUNCTION = seal(
     "reward",
     RewardDocument(entry="reward.py:score", weights={"far": 0.5, "bold": 2.0}),
     {"reward.py": REWARD},
+)
+BY_ASKING = seal(
+    "reward",
+    RewardDocument(
+        entry="reward.py:score", weights={"far": 0.5, "worth": 2.0}, services=[market.NAME]
+    ),
+    {"reward.py": ASKING},
 )
 
 
@@ -155,19 +172,20 @@ KINDS = (
     Kind(
         "deferred",
         _agent(),
-        BY_FUNCTION,
+        BY_ASKING,
         repeatable=False,
         options=(("reward_lag_steps_max", 3), ("curriculum_level", 1)),
     ),
-    Kind("lagged", _agent(), BY_FUNCTION, options=(("lag_steps", 2),)),
+    Kind("lagged", _agent(), BY_ASKING, options=(("lag_steps", 2),)),
     Kind(
         "late",
         _agent(**_LATE_TOOLS),
-        BY_FUNCTION,
+        BY_ASKING,
         repeatable=False,
         options=(("reward_lag_steps_max", 2), ("curriculum_level", 0)),
     ),
-    Kind("lagged tools", _agent(**_LATE_TOOLS), BY_FUNCTION, options=(("lag_steps", 3),)),
+    Kind("lagged tools", _agent(**_LATE_TOOLS), BY_ASKING, options=(("lag_steps", 3),)),
+    Kind("asking", _agent(), BY_ASKING),
 )
 SPECS: dict[str, tuple[str, bytes]] = {
     spec[0]: (kind, spec[1])
@@ -175,6 +193,7 @@ SPECS: dict[str, tuple[str, bytes]] = {
         ("env", ENV_SPEC),
         ("reward", BY_ENV),
         ("reward", BY_FUNCTION),
+        ("reward", BY_ASKING),
         ("tool", LOOKUP_SPEC),
         ("tool", ONCE_SPEC),
         *(("agent", kind.agent) for kind in KINDS),
@@ -225,6 +244,23 @@ def _call(call: Call) -> Any:
     return decode(outcome)
 
 
+class _Answered:
+    """A scorer whose function is told at once what it asks the service."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+
+    def score(self, *given: bytes) -> Score:
+        known: list[Known] = []
+        while True:
+            try:
+                return self._scorer.score(*given, recorded(known))
+            except Asks as asks:
+                told = [market.worth(dict(request.params)) for request in asks.requests]
+                heard = [Response(200, {}, json.dumps(one).encode()) for one in told]
+                known = answered(asks.requests, heard, known)
+
+
 _REFERENCE = UUID("019b76da-a800-7000-8000-000000000000")
 
 
@@ -243,7 +279,7 @@ def undisturbed(kind: Kind, seed: int, max_steps: int) -> tuple[bytes, tuple[flo
     )
     code = program(kind)
     config = session_config(request, code)
-    rows = run_in_memory(code, config, _REFERENCE, scorer(kind), call_tool=_call)
+    rows = run_in_memory(code, config, _REFERENCE, _Answered(scorer(kind)), call_tool=_call)
     return outcome_of(rows)
 
 

@@ -8,32 +8,34 @@ run in place, between two waits), and signals.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import struct
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
-import nats.errors
 from tests.simulation.bus import connect
 from tests.simulation.clock import Process
 from tests.simulation.history import SchedulersHistory
 from tests.simulation.log import Reader
+from tests.simulation.market import Market
 from tests.simulation.recording import BesideConnection, RecordersWriter
 from tests.simulation.workers import node
 
-from dsec.platform.bus import Bus, BusError, Message
+from dsec.platform.bus import Bus, Message
 from dsec.platform.specs import Patience, spec_source
 from dsec.platform.telemetry import OFF
 from dsec.recorder.leadership import Recorder
 from dsec.recorder.settings import RecorderSettings
-from dsec.reward.effects import Specs
+from dsec.reward.asking import Outsides
+from dsec.reward.declarations import Declarations, declaration_source
+from dsec.reward.effects import Keep, Specs
 from dsec.reward.frames import Outcome as RewardOutcome
 from dsec.reward.frames import Task
 from dsec.reward.handlers import CONSUMER as REWARD
 from dsec.reward.handlers import Rewarder
+from dsec.reward.isolation import Isolation
+from dsec.reward.recheck import Recheck
 from dsec.reward.scoring_process import Scorers
 from dsec.reward.settings import RewardSettings
+from dsec.reward.waiting import Beside
 from dsec.scheduler.__main__ import lead
 from dsec.scheduler.leadership import LEASE_NAME, LEASE_TTL_S, Leadership
 from dsec.scheduler.settings import SchedulerConfig
@@ -44,9 +46,7 @@ from dsec.tool.handlers import CONSUMER as TOOL
 from dsec.tool.handlers import Caller
 from dsec.tool.processes import Program
 from dsec.tool.settings import ToolSettings
-from dsec_contracts import RewardDeferred, SessionStepped, ToolCalled, keys, subjects
-from dsec_contracts.columns import fixed_rows
-from dsec_contracts.reward import RewardNoticeFact
+from dsec_contracts import SessionStepped, ToolCalled, subjects
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -157,67 +157,30 @@ async def reward(world: World, process: Process) -> None:
     patience = Patience(settings.reward_absent_s_max, world.loop.time)
     specs = Specs(source, patience=patience, kept_max=settings.reward_specs_max)
     functions = InPlaceFunctions(world)
-    rewarder = Rewarder(bus, specs, functions, _no_blobs, settings, world.now)
+    declared = declaration_source(reader, settings.reward_spec_wait_s)
+    market: Any = Market(world, process)
+    outsides = Outsides(
+        bus,
+        Declarations(declared, patience, world.loop.time),
+        process.name,
+        {},
+        lambda: world.loop.now_ns / 1e9,
+        lambda: market,
+    )
+    # What is scored again is scored in a process of its own, of which there is none here.
+    recheck = Recheck(_no_process, world.loop.time, period_s=0.0)
+    beside = Beside(outsides, Keep(None), recheck)
+    rewarder = Rewarder(bus, specs, functions, _no_blobs, settings, world.now, beside=beside)
     subject = subjects.every(SessionStepped.event_name())
-    deferring = Deferring(world, bus, rewarder)
-    await pump(bus, REWARD, subject, deferring.on_session_stepped, settings.reward_ack_wait_s)
+    await pump(bus, REWARD, subject, rewarder.on_session_stepped, settings.reward_ack_wait_s)
+
+
+def _no_process() -> Isolation:
+    raise AssertionError("nothing is scored again here")
 
 
 def _no_blobs(key: str) -> bytes:
     raise AssertionError(f"no observation here is large: {key}")
-
-
-class Deferring:
-    """A rewarder that says of some ticks that their rewards come later, and then scores them."""
-
-    def __init__(self, world: World, bus: Bus, rewarder: Rewarder) -> None:
-        self._world = world
-        self._bus = bus
-        self._rewarder = rewarder
-        self._later: set[asyncio.Task[None]] = set()
-
-    async def on_session_stepped(self, message: Message) -> None:
-        """Score one tick, at once or later; it is acknowledged when that is done."""
-        event = message.event()
-        assert isinstance(event, SessionStepped)
-        if not event.circumstance.deferrable or not self._world.plan.defers(
-            self._world.loop.time()
-        ):
-            await self._rewarder.on_session_stepped(message)
-            return
-        with contextlib.suppress(BusError, nats.errors.Error, OSError, TimeoutError):
-            for notice in notices(event):
-                await self._publish(notice, event.circumstance.lane)
-        task = asyncio.create_task(self._score_later(message))
-        self._later.add(task)
-        task.add_done_callback(self._later.discard)
-
-    async def _score_later(self, message: Message) -> None:
-        await asyncio.sleep(self._world.chance.uniform(0, 4 * self._world.plan.work_s_max))
-        await self._rewarder.on_session_stepped(message)
-
-    async def _publish(self, notice: RewardDeferred, lane: str) -> None:
-        session_id, step = notice.fact.session_id, notice.fact.step
-        await self._bus.publish(
-            notice,
-            lane,
-            source="dsec/reward",
-            time=self._world.now(),
-            event_id=f"reward.deferred.{session_id}.{step}",
-            session_id=session_id,
-            cause=keys.of(session_id, keys.step(step)),
-        )
-
-
-def notices(event: SessionStepped) -> Iterator[RewardDeferred]:
-    """That the rewards of a tick come later, of those whose sessions can go on without."""
-    row = event.row
-    steps = struct.unpack(f"<{event.rows}i", row.step)
-    ids, chains = fixed_rows(row.session_id, 16), fixed_rows(row.chain, 32)
-    for raw_id, step, chain in zip(ids, steps, chains, strict=True):
-        if raw_id.hex() in event.circumstance.deferrable:
-            told = {"session_id": UUID(bytes=raw_id), "step": step, "code": "service_slow"}
-            yield RewardDeferred(fact=RewardNoticeFact(**told, cause=chain[:16]))
 
 
 # -- tools -------------------------------------------------------------------------------------

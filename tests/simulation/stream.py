@@ -1,4 +1,4 @@
-"""A simulated JetStream server: one stream, its durable consumers, and a bucket with leases.
+"""A simulated JetStream server: one stream, its durable consumers, and buckets of values.
 
 What is modelled is what the services build on, as nats-server 2.11 and later do it: sequences, the
 last sequence of a subject and publishes that expect one (of another subject, too), the window in
@@ -10,6 +10,7 @@ the network is in `network.py`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +38,7 @@ class Server:
     last: int = 0
     bytes: int = 0
     consumers: dict[str, Consumer] = field(default_factory=dict)
-    leases: dict[str, tuple[int, bytes, float]] = field(default_factory=dict)
+    values: dict[tuple[str, str], tuple[int, bytes, float]] = field(default_factory=dict)
     away: bool = False
     refusing: bool = False
     """Whether the stream is said to be full, whatever it holds."""
@@ -142,27 +143,42 @@ class Server:
         self.consumer(name).gone = True
         del self.consumers[name]
 
-    # -- leases --------------------------------------------------------------------------------
+    # -- buckets -------------------------------------------------------------------------------
 
-    def lease(self, bucket: str, holder: bytes, last: int, ttl_s: float) -> int:
-        """Write the one key of a bucket, if its revision is still `last` (0: there is none).
+    def value(self, bucket: str, key: str) -> tuple[int, bytes]:
+        """Revision and value of a key.
 
         Raises:
-            KeyWrongLastSequenceError: it is another's.
+            KeyNotFoundError: it has none, or not any more.
+        """
+        found = self.values.get((bucket, key))
+        if found is None or found[2] <= self.loop.time():
+            raise nats.js.errors.KeyNotFoundError
+        return found[:2]
+
+    def change(self, bucket: str, key: str, value: bytes, last: int, ttl_s: float) -> int:
+        """Write a key, if its revision is still `last` (0: there is none).
+
+        Args:
+            ttl_s: how long it stays; 0: for ever.
+
+        Raises:
+            KeyWrongLastSequenceError: somebody else has changed it.
         """
         now_s = self.loop.time()
-        found = self.leases.get(bucket)
+        found = self.values.get((bucket, key))
         current = found[0] if found is not None and found[2] > now_s else 0
         if current != last:
             raise nats.js.errors.KeyWrongLastSequenceError(f"wrong last sequence: {current}")
         self._revision += 1
-        self.leases[bucket] = (self._revision, holder, now_s + ttl_s)
+        until_s = now_s + ttl_s if ttl_s else math.inf
+        self.values[bucket, key] = (self._revision, value, until_s)
         return self._revision
 
-    def free(self, bucket: str, last: int) -> None:
-        """Delete the one key of a bucket, if its revision is still `last`."""
-        if bucket in self.leases and self.leases[bucket][0] == last:
-            del self.leases[bucket]
+    def free(self, bucket: str, key: str, last: int) -> None:
+        """Delete a key, if its revision is still `last`."""
+        if (bucket, key) in self.values and self.values[bucket, key][0] == last:
+            del self.values[bucket, key]
 
     def time_of(self, stored: Stored) -> float:
         """When a message came in, in seconds of the run."""

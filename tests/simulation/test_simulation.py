@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,19 @@ def test_without_faults_every_kind_of_session_is_as_in_one_process() -> None:
     result = simulate(0, plan=undisturbed_plan(sessions))
     assert result.ok, explained(result)
     assert result.kills == 0
+
+
+def test_rewards_are_deferred_while_their_service_is_slow_and_then_not_any_more() -> None:
+    steps = 240
+    for kind in (5, 6):
+        plan = replace(undisturbed_plan(((kind, 1, steps),)), slow_s=((0.0, 1.5),))
+        result = simulate(0, plan=plan)
+        assert result.ok, explained(result)
+        published = [line.split()[2] for line in result.trace if " at " in line]
+        told = [n for n, what in enumerate(published) if ".reward.deferred." in what]
+        assert len(told) > 3, programs.KINDS[kind].name
+        later = [what for what in published[told[-1] :] if ".session.stepped." in what]
+        assert len(later) > steps / 4, "its mode came back"
 
 
 def test_a_seed_brings_everything_back_also_in_another_process() -> None:

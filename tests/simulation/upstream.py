@@ -7,10 +7,16 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation import programs
+from tests.simulation import market, programs
 
 from dsec.platform.bus import Bus
-from dsec_contracts import SessionCancelRequested, SessionRequested, SpecRegistered, keys
+from dsec_contracts import (
+    ServiceDeclared,
+    SessionCancelRequested,
+    SessionRequested,
+    SpecRegistered,
+    keys,
+)
 from dsec_contracts.session import CancelFact, RequestFact
 from dsec_contracts.spec import SpecFact
 
@@ -47,7 +53,7 @@ def cancelling(session: Session) -> Callable[[World, Bus], Coroutine[Any, Any, N
 
 
 async def requesting(world: World, bus: Bus) -> None:
-    """Whoever registers the specs and asks for the sessions."""
+    """Whoever registers the specs, declares the service and asks for the sessions."""
     for spec_hash, (kind, content) in programs.SPECS.items():
         told = {"spec_hash": spec_hash, "kind": kind, "content": content}
         fact = SpecFact.model_validate(told)
@@ -58,6 +64,14 @@ async def requesting(world: World, bus: Bus) -> None:
             time=world.now(),
             event_id=keys.spec(spec_hash).replace(":", "."),
         )
+    name = keys.service(market.NAME, market.DECLARED.version).replace(":", ".")
+    await bus.publish(
+        ServiceDeclared(fact=market.DECLARED),
+        market.NAME,
+        source="simulation",
+        time=world.now(),
+        event_id=name,
+    )
     pairs = zip(world.plan.asked_at_s, world.sessions, strict=True)
     for at_s, session in sorted(pairs, key=lambda pair: pair[0]):
         await asyncio.sleep(max(0.0, at_s - world.loop.time()))

@@ -20,6 +20,7 @@ from tests.simulation.bus import connect
 from tests.simulation.clock import START_NS, Process, Stuck, VirtualLoop, virtual_clocks
 from tests.simulation.faults import CrashPoint, Fault, Plan
 from tests.simulation.log import Database
+from tests.simulation.market import short_memory
 from tests.simulation.network import Network
 from tests.simulation.services import SERVICES
 from tests.simulation.stream import Server
@@ -232,7 +233,12 @@ class World:
         asyncio.set_event_loop(self.loop)
         self.loop.set_exception_handler(self._unhandled)
         try:
-            with virtual_clocks(self.loop, self.chance), programs.kept(), pretended(self.handles):
+            with (
+                virtual_clocks(self.loop, self.chance),
+                programs.kept(),
+                pretended(self.handles),
+                short_memory(),
+            ):
                 for kind in SERVICES:
                     self.start(kind)
                 for kind in self.plan.standby:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 
 import pytest
@@ -65,6 +67,28 @@ async def test_a_replica_that_is_killed_in_the_midst_of_a_call(rig: Rig, idempot
     else:
         assert outcome == ["outcome_unknown"]
         assert rig.effects() == [f"{SESSION}/call_0_0_0"]
+
+
+async def test_of_two_replicas_one_is_killed_between_an_effect_and_its_result(rig: Rig) -> None:
+    made_by = rig.folder / "made_by"
+    once = rig.effect(f"open({str(made_by)!r}, 'w').write(f'{{os.getppid()}}.'); {SLOW}")
+    await rig.know(SUM, once)
+    replicas = {rig.start().pid: f"r{n}" for n in range(2)}
+    seen: set[str | None] = set()
+    while seen != set(replicas.values()):  # until both are at work
+        await rig.call(SUM[0], step=(count := len(rig.answers)))
+        await rig.answered(count + 1)
+        seen = {event.circumstance.replica for _, event in rig.answers}
+    rig.answers.clear()
+    await rig.call(once[0], step=255, deadline_s=3.0)
+    await rig.until(lambda: made_by.exists() and made_by.read_text().endswith("."))
+    victim = int(made_by.read_text()[:-1])
+    os.kill(victim, signal.SIGKILL)
+    assert await rig.answered() == ["outcome_unknown"]
+    await rig.settled()
+    [(_, event)] = rig.answers
+    assert {event.circumstance.replica, replicas[victim]} == {"r0", "r1"}
+    assert rig.effects() == [f"{SESSION}/call_255_0_0"]
 
 
 async def test_a_call_that_only_waited_in_a_replica_that_died_is_made(rig: Rig) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from dsec.platform.bus import Bucket, Bus
@@ -15,7 +16,7 @@ from dsec.platform.roles import SERVICES_BUCKET
 from dsec.platform.specs import Absent, Gone
 from dsec.reward.declarations import Declarations
 from dsec.reward.frames import Failure, Needs, Outcome, Task
-from dsec.reward.http_exchange import ServiceFailed
+from dsec.reward.http_exchange import ServiceFailed, open_session
 from dsec.reward.outside import Outside
 from dsec.reward.reexecution import Known, answered, recorded, request_hash
 from dsec.reward.services import Request, Response
@@ -64,8 +65,17 @@ class Outsides:
         replica: str,
         environment: Mapping[str, str],
         clock: Callable[[], float],
+        connections: Callable[[], aiohttp.ClientSession] = open_session,
     ) -> None:
+        """Prepare; nothing is connected.
+
+        Args:
+            environment: where secrets are.
+            clock: Unix seconds.
+            connections: opens what the requests to one service go through.
+        """
         self._bus = bus
+        self._connections = connections
         self._declarations = declarations
         self._replica = replica
         self._environment = environment
@@ -88,7 +98,9 @@ class Outsides:
         bucket = await self._shared()
         found = self._services.get(name)
         if found is None:
-            found = Outside(fact, bucket, self._replica, self._environment, self._clock)
+            found = Outside(
+                fact, bucket, self._replica, self._environment, self._clock, self._connections
+            )
             self._services[name] = found
         elif found.version != fact.version:
             found.declared(fact)

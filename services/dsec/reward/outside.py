@@ -94,13 +94,16 @@ class Outside:
         replica: str,
         environment: Mapping[str, str],
         clock: Callable[[], float],
+        connections: Callable[[], aiohttp.ClientSession] = open_session,
     ) -> None:
         """Prepare; nothing is connected.
 
         Args:
             environment: where secrets are.
             clock: Unix seconds.
+            connections: opens what requests go through, when the first one does.
         """
+        self._connections = connections
         self._environment = environment
         self._clock = clock
         self._latencies = Latencies()
@@ -265,7 +268,7 @@ class Outside:
     def _http(self) -> Client:
         terms = self._terms()
         if self._session is None:
-            self._session = open_session()
+            self._session = self._connections()
         return Client(self._session, terms.fact.base_url, terms.headers, terms.secrets)
 
     def _report(self) -> Report | None:
