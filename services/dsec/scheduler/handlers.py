@@ -3,8 +3,7 @@
 Six loops share one state on one event loop, and none awaits in the middle of a change:
 `_follow` takes events from the stream in its order, `_act` decides what is due and publishes it,
 `_refill` takes waiting requests from the log, `_move_levels` moves curriculum levels, heartbeats
-come in beside them, and `_hear_out` says
-until when there were none but those. The state follows
+come in beside them, and `_hear_out` says until when there were none but those. The state follows
 from what the stream shows, never from what was published: a scheduler that takes over sees the
 same. Whatever cannot be mended here ends the process, and the next one starts from log and stream.
 """
