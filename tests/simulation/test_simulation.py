@@ -73,6 +73,12 @@ def test_rewards_are_deferred_while_their_service_is_slow_and_then_not_any_more(
         assert len(later) > steps / 4, "its mode came back"
 
 
+def test_a_first_scheduler_whose_durable_comes_late_starts_anew() -> None:
+    """What the log got after it was read is trimmed before anybody holds it back."""
+    result = simulate(219)
+    assert result.ok, explained(result)
+
+
 def test_a_seed_brings_everything_back_also_in_another_process() -> None:
     seed = 7
     result = simulate(seed)

@@ -138,7 +138,11 @@ class Scheduler:
         self._traces.follow(before.get(CONSUMER))
         recovered = await recover(self._bus, self._history, self.state, self._traces)
         consumer = await self._start_from(recovered)
-        target = (await self._bus.stream_state()).last_sequence
+        stream = await self._bus.stream_state()
+        if stream.first_sequence > recovered.floor.sequence + 1 and CONSUMER not in before:
+            # Nobody held the trimmer back before there was a durable. Now there is.
+            raise DeliveryLost("what came after the log was read has been trimmed meanwhile")
+        target = stream.last_sequence
         async with asyncio.TaskGroup() as group:
             self._group = group
             loops = [
