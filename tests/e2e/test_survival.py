@@ -103,6 +103,18 @@ async def test_a_killed_service(
     assert found == chains
 
 
+async def test_a_killed_database_ends_nobody_who_waits(
+    stack: Any, client: Client, undisturbed: tuple[Path, dict[int, str]]
+) -> None:
+    session, chains = undisturbed
+    group = await client.request(session, count=SESSIONS)
+    waiting = asyncio.create_task(client.wait(group, timeout_s=100))
+    await asyncio.sleep(1)
+    assert not waiting.done()
+    _kill(stack.processes("-D"))
+    assert {row.seed: row.chain_hash for row in await waiting} == chains
+
+
 async def test_a_zombie_worker_is_fenced(
     stack: Any, client: Client, undisturbed: tuple[Path, dict[int, str]]
 ) -> None:

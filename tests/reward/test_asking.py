@@ -41,6 +41,15 @@ TWICE = spec_of(
 )
 
 
+BUSY = spec_of(
+    "@dsec.reward()\n"
+    "def score(t, services):\n"
+    "    for _ in range(60_000_000):\n"
+    "        pass\n"
+    "    return 2.0\n"
+)
+
+
 async def asked_for(service: HttpService, count: int) -> None:
     """Wait until it was asked so often."""
     async with asyncio.timeout(30):
@@ -97,6 +106,16 @@ async def test_a_reward_that_asks_and_what_is_recorded_of_it(rig: Rig, stock: Ht
             fact = step_fact(3, env_reward=float(n), n=n)
             again = load_scorer(*spec).score(fact, observation(n), observation(n + 1), responses)
             assert again.value == values[raw_id]
+
+
+async def test_a_slow_function_holds_up_nobody_who_needs_none(rig: Rig) -> None:
+    """Nor does the start of the process that functions run in."""
+    rig.know(BUSY)
+    rig.start()
+    await rig.send([BUSY[0]], "busy", step=0)
+    await rig.send([ENV_SPEC[0]], "quick", step=1)
+    found = await rig.scored(2)
+    assert [np.frombuffer(event.row.value, "<f8")[0] for event in found] == [1.0, 2.0]
 
 
 async def test_retries_after_429_and_what_retry_after_asks(rig: Rig, stock: HttpService) -> None:

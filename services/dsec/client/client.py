@@ -15,6 +15,12 @@ from typing import Any, Self
 from uuid import UUID
 
 import uuid_utils.compat
+from tenacity import (
+    AsyncRetrying,
+    retry_if_exception,
+    stop_after_delay,
+    wait_random_exponential,
+)
 
 from dsec.client.endpoints import ClientError, find_endpoints
 from dsec.client.episodes import Episode, episodes_of, rejected_episode
@@ -29,7 +35,7 @@ from dsec.client.requests import request_facts
 from dsec.client.specs import SealedSpec, SessionPlan, read_session, read_spec
 from dsec.platform.bus import Bus
 from dsec.platform.clock import utc_now
-from dsec.platform.log import LogReader, Position
+from dsec.platform.log import LogReader, Position, is_away
 from dsec.platform.objects import ObjectStore
 from dsec_contracts import canonical
 from dsec_contracts.session import RequestFact
@@ -37,6 +43,9 @@ from dsec_contracts.spec import PolicyFact, SpecKind
 
 POLL_S_MIN = 0.05
 POLL_S_MAX = 0.5
+AWAY_S_MAX = 120.0
+"""How long the log's database may be away while sessions are waited for."""
+AWAY_PAUSE_S_MAX = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +269,7 @@ class Client:
         waiting = dict.fromkeys(ids)
         pause_s = POLL_S_MIN
         while waiting:
-            over = await self.queries.ended(list(waiting))
-            over |= (await self.queries.rejections([i for i in waiting if i not in over])).keys()
+            over: set[UUID] = await _patiently(self._over, list(waiting))
             if over:
                 pause_s = POLL_S_MIN
                 found = [i for i in waiting if i in over]
@@ -272,6 +280,10 @@ class Client:
                 pause_s = min(POLL_S_MAX, pause_s * 1.5)
             if waiting:
                 await asyncio.sleep(pause_s)
+
+    async def _over(self, ids: list[UUID]) -> set[UUID]:
+        over = await self.queries.ended(ids)
+        return over | (await self.queries.rejections([i for i in ids if i not in over])).keys()
 
     async def position(self) -> Position:
         """Where the log stands. What is read as of it stays what it is."""
@@ -314,6 +326,15 @@ def _new_sessions(
     group = group_id or plan.session.group_id or str(uuid_utils.compat.uuid7())
     facts = request_facts(plan.session, plan.hashes(), ids, utc_now(), group_id=group, **how)
     return Group(group, tuple(ids)), facts
+
+
+_patiently = AsyncRetrying(
+    retry=retry_if_exception(is_away),
+    wait=wait_random_exponential(POLL_S_MIN, AWAY_PAUSE_S_MAX),
+    stop=stop_after_delay(AWAY_S_MAX),
+    reraise=True,
+)
+"""The sessions go on while the database restarts; so does waiting for them."""
 
 
 async def _once(ids: list[UUID]) -> AsyncIterator[list[UUID]]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 from uuid import UUID
 
 import asyncpg
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from dsec.platform.db import async_engine
@@ -37,7 +37,7 @@ class LogUnavailable(Exception):
     """The database is away. It may be back at the next attempt."""
 
 
-_AWAY = (
+AWAY = (
     OSError,
     DBAPIError,
     asyncpg.InterfaceError,
@@ -45,6 +45,12 @@ _AWAY = (
     asyncpg.OperatorInterventionError,
     asyncpg.InsufficientResourcesError,
 )
+"""How it shows that the database is away, or wrong; `is_away` tells these apart."""
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether the database is away and may be back, as against a question that it refuses."""
+    return isinstance(error, AWAY) and not isinstance(error, ProgrammingError)
 
 
 class Position(NamedTuple):
@@ -119,7 +125,7 @@ class LogReader:
                 driver: Any = raw.driver_connection
                 records: Sequence[Any] = await driver.fetch(query, *arguments)
                 return records
-        except _AWAY as error:
+        except AWAY as error:
             raise LogUnavailable(f"the log's database cannot be asked: {error}") from error
 
     async def _log_rows(self, query: str, *arguments: object) -> list[LogRow]:

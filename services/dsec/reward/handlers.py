@@ -106,16 +106,22 @@ class Rewarder:
         began = self._now()
         try:
             envelope, batch = _read(message)
-            tick, outcomes = await self._first_pass(envelope, batch, message.sequence)
+            tick, outcomes = await self._first_pass(
+                envelope, batch, message.sequence, partial(self._step_aside, message)
+            )
             scored_at = self._now()
             await self._publisher.publish(envelope, batch, outcomes)
         finally:
-            if (passed := self._passed.pop(id(message), None)) is not None:
-                passed.set()
+            self._step_aside(message)
         if self._waiting is not None and tick.rows():
             await self._waiting.settle(tick)
         self._counts[metrics.TICKS_REWARDED] += 1
         self._trace(envelope, batch, message, began, scored_at)
+
+    def _step_aside(self, message: Message) -> None:
+        """Let the next tick begin."""
+        if (passed := self._passed.pop(id(message), None)) is not None:
+            passed.set()
 
     def _trace(
         self, envelope: Envelope, batch: Batch, message: Message, began: datetime, scored: datetime
@@ -144,9 +150,13 @@ class Rewarder:
     # -- the first pass --------------------------------------------------------------------------
 
     async def _first_pass(
-        self, envelope: Envelope, batch: Batch, position: int
+        self, envelope: Envelope, batch: Batch, position: int, step_aside: Callable[[], None]
     ) -> tuple[Tick, list[Outcome | None]]:
-        """The outcomes of all rows that ask no service, and the rows that do."""
+        """The outcomes of all rows that ask no service, and the rows that do.
+
+        A tick that waits for its turn at the functions' process, which may be starting, steps aside
+        for those that need none.
+        """
         specs = {
             spec_hash: await self._specs.get(spec_hash, position)
             for spec_hash in dict.fromkeys(batch.specs)
@@ -168,6 +178,7 @@ class Rewarder:
             elif not spec.is_env:
                 functions.append(n)
         if functions:
+            step_aside()
             tasks = await self._tasks(batch, functions)
             found = await self.turns.score(tasks, tick.contents)
             scored = list(map(Scored, functions, tasks, found))
