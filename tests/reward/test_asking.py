@@ -78,7 +78,9 @@ async def test_a_reward_that_asks_and_what_is_recorded_of_it(rig: Rig, stock: Ht
 
     stock.behave = tells
     await rig.send([ASKS[0], ENV_SPEC[0], TWICE[0]], step=3, env_reward=float)
-    found = await rig.scored(3)
+    found = await rig.scored(2)
+    if sum(event.rows for event in found) < 3:  # what is answered at once travels together
+        found = await rig.scored(3)
     by_row = facts(found)
     assert [by_row[session(n).bytes, 3] is not None for n in range(3)]
     values = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import struct
 import time
 
@@ -50,7 +51,9 @@ async def test_rewards_that_fill_more_than_a_message(service: Rig) -> None:
     service.know(wide)
     await service.send([wide[0]] * 128)
     ids = [m.envelope().id for m in await service.messages("reward.scored", 2)]
-    assert ids == [f"reward.{service.lane}.a", f"reward.{service.lane}.a.1"]
+    assert ids[0] == f"reward.{service.lane}.a"
+    # The next is named by its rows: a retry may cut elsewhere.
+    assert re.fullmatch(rf"reward\.{service.lane}\.a\.\d+-128", ids[1])
     assert len(facts(await service.scored(2))) == 128
 
 

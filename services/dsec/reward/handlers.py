@@ -31,6 +31,8 @@ from dsec.reward.waiting import Beside, Scored, Tick, Waiting
 from dsec_contracts import Envelope, SessionStepped, subjects
 
 CONSUMER = "reward"
+FUNCTION_TICKS_MAX = 4
+"""Ticks at hand that wait for the functions' process. More would be taken from other replicas."""
 
 
 class Rewarder:
@@ -65,6 +67,7 @@ class Rewarder:
         self._waiting: Waiting | None = None
         if beside is not None:
             self._waiting = Waiting(self._publisher, self.turns, beside, settings)
+        self._functions = asyncio.Semaphore(FUNCTION_TICKS_MAX)
         self._passed: dict[int, asyncio.Event] = {}
         self._closing = False
         for metric in (
@@ -178,9 +181,10 @@ class Rewarder:
             elif not spec.is_env:
                 functions.append(n)
         if functions:
-            step_aside()
-            tasks = await self._tasks(batch, functions)
-            found = await self.turns.score(tasks, tick.contents)
+            async with self._functions:
+                step_aside()
+                tasks = await self._tasks(batch, functions)
+                found = await self.turns.score(tasks, tick.contents)
             scored = list(map(Scored, functions, tasks, found))
             for one in scored:
                 outcomes[one.row] = one.outcome
