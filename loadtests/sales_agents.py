@@ -250,7 +250,7 @@ async def with_dsec(
     bus, log = await client.bus(), await client.log()
     for name, one in terms(urls, deferred="L2" in mode).items():
         await declare(bus, log, name, one, "sales")
-    keys = {"lag_steps": "null"}
+    keys: dict[str, str] = {}
     if "L2" in mode:
         keys = {"reward_lag_steps_max": str(LAG_STEPS_MAX)}
     if "L3" in mode:

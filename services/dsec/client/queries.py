@@ -73,7 +73,8 @@ _REQUESTED = "select session_id from event_log where kind = 'session.requested' 
 _BY = """(epoch, sequence) <= (
     select coalesce(cast(:epoch as integer), epoch), coalesce(cast(:sequence as bigint), sequence)
     from log_floor order by log_floor.epoch desc limit 1)"""
-_AT = "session_id = any(:ids) and session_at between :first and :last"
+AT = "session_id = any(:ids) and session_at between :first and :last"
+"""Some sessions, wherever a query has `at_parameters`."""
 
 
 class Queries:
@@ -102,7 +103,7 @@ class Queries:
         if not ids:
             return set()
         rows = await self.rows(
-            f"select session_id from event_log where {_AT} and key = 'ended' and {_BY}",
+            f"select session_id from event_log where {AT} and key = 'ended' and {_BY}",
             **at_parameters(ids),
             **_by(as_of),
         )
@@ -135,7 +136,7 @@ class Queries:
         """Summaries in the order of `ids`; sessions the log does not know yet are `unknown`."""
         if not ids:
             return []
-        rows = await self.rows(f"{_SUMMARY} where {_AT}", **at_parameters(ids))
+        rows = await self.rows(f"{_SUMMARY} where {AT}", **at_parameters(ids))
         found = {row.session_id: _summary(row) for row in rows}
         return [found.get(i) or Summary(i, "unknown", None, 0, None, "", 0) for i in ids]
 
@@ -205,7 +206,7 @@ class Queries:
             select session_id,
               cast(replace(cast(circumstance as text), '\\u0000', '') as json)->>'message'
                 as message
-            from event_log where {_AT} and key = 'ended'
+            from event_log where {AT} and key = 'ended'
             """,
             **at_parameters(ids),
         )

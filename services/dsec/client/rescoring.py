@@ -9,7 +9,7 @@ from uuid import UUID
 
 from dsec.client.client import POLL_S_MAX, POLL_S_MIN, Client
 from dsec.client.endpoints import ClientError
-from dsec.client.queries import at_parameters
+from dsec.client.queries import AT, at_parameters
 from dsec.platform.bus import Bus
 from dsec.platform.clock import utc_now
 from dsec_contracts import RewardRescoreRequested
@@ -17,14 +17,13 @@ from dsec_contracts.reward import RescoreCircumstance, RescoreFact
 
 SOURCE = "dsec/client"
 SESSIONS_AT_ONCE_MAX = 500
-_AT = "session_id = any(:ids) and session_at between :first and :last"
 _HIGHEST = f"""
 select max(n) from (
     select split_part(key, '.', 2)::integer as n from event_log
-    where {_AT} and key >= 'reward:' and key < 'reward;'
+    where {AT} and key >= 'reward:' and key < 'reward;'
     union all
     select split_part(key, ':', 2)::integer from event_log
-    where {_AT} and key >= 'rescore_requested:' and key < 'rescore_requested;'
+    where {AT} and key >= 'rescore_requested:' and key < 'rescore_requested;'
 ) revisions
 """
 _OUTCOMES = f"""
@@ -33,7 +32,7 @@ select session_id, fact_json->>'reward_fn_hash' as reward_fn_hash,
     (fact_json->>'unscored_total')::integer as unscored,
     coalesce(fact_json->>'code', '') as code,
     replace(circumstance::text, '\\u0000', '\\u2400')::json->>'message' as message
-from event_log where {_AT} and key = :key
+from event_log where {AT} and key = :key
 """
 
 
