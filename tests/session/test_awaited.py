@@ -117,11 +117,12 @@ class Agent:
 """
     machine = SessionMachine(program_of(agent, tools), CONFIG)
     machine.start()
+    agent = machine._agent
     ended = machine.step()
     assert ended.code == "agent_invalid"
     assert told in ended.message
     machine.close()
-    assert machine._agent.closed
+    assert agent.closed
 
 
 def test_calls_have_the_limit_of_tool_turns(session_id):

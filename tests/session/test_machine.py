@@ -1,6 +1,7 @@
 """The session machine: its outputs, what it does with inputs, episodes and ends."""
 
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -237,13 +238,16 @@ def test_episodes_max_ends_without_another_reset(program, run):
 
 def test_a_reset_that_fails_keeps_the_step_before_it(program, run):
     env = COUNTER.replace("self.resets += 1", "self.resets += 1; assert self.resets < 2")
-    one = run(program(NULL_AGENT, env), max_steps=9)
+    kept = NULL_AGENT.replace("self.told,", "Agent.last = self; self.told,")
+    made = program(kept, env)
+    one = run(made, max_steps=9)
     assert (one.ended.status, one.ended.code) == ("failed", "env_raised")
     assert "assert self.resets < 2" in one.ended.message
     assert one.ended.steps == len(one.stepped) == 3
     assert one.ended.episodes == 1
     assert fields(one.stepped[-1])["reset"] is None
-    assert one.machine._agent.told[-1][2]["dsec"]["final_observation"].tolist() == [3, 1]
+    told = made.agent_class.last.told
+    assert told[-1][2]["dsec"]["final_observation"].tolist() == [3, 1]
     assert decode(one.ended.inputs) == [["reward", 2, digest16(one.inputs[-1].fact)]]
 
 
@@ -318,3 +322,17 @@ def test_a_policy_is_told_before_the_first_step(program, run):
 def test_the_message_of_an_end_is_bounded(program, run):
     agent = NULL_AGENT.replace('return {"action": 0}', "raise ValueError('x' * 100_000)")
     assert len(run(program(agent, COUNTER)).ended.message) <= 8000
+
+
+def test_a_session_that_fails_lets_go_of_its_agent_at_once(program):
+    """What it held, files say, is another session's to take in the same tick."""
+    agent = (
+        "class Agent:\n"
+        "    def __init__(self, config): self.kept = [open('/dev/null') for _ in range(8)]\n"
+        "    def step(self, observation): raise OSError(24, 'Too many open files')\n"
+    )
+    machine = SessionMachine(program(agent), SessionConfig(7, 10))
+    machine.start()
+    held = weakref.ref(machine._agent)
+    assert machine.step().code == "agent_raised"
+    assert held() is None

@@ -904,6 +904,12 @@ class SessionMachine:
         self.ended = Ended(
             status, code, steps, episodes, inputs, chain, message[:MESSAGE_CHARS_MAX]
         )
+        if status == "failed":
+            # At once, not when the end is published: the sessions that come after it in this tick
+            # need the files and the memory that it may hold.
+            self._agent = self._on_episode_start = self._on_tool_result = None
+            self._on_reward = self._on_missing = None
+            self._given = {}
         return self.ended
 
     def _encode_observation(self, observation: Any) -> bytes:
