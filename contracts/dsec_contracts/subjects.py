@@ -16,10 +16,13 @@ DEAD_LETTER = "dsec.dead"
 FENCE = "dsec.fence"
 """`dsec.fence.<worker>`: its last sequence is what a worker's publishes are checked against."""
 
+TOOL = "dsec.tool.>"
+"""All that is said of tool calls."""
+
 STREAM_SUBJECTS = [
     "dsec.session.>",
     "dsec.reward.>",
-    "dsec.tool.>",
+    TOOL,
     "dsec.anchor.>",
     "dsec.spec.>",
     "dsec.policy.>",

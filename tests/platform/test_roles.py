@@ -152,7 +152,7 @@ STREAM_CALLS = {
     "STREAM.PURGE.KV_dsec_services": set[str](),
     "STREAM.MSG.GET.KV_dsec_services": {"reward", "client"},
     "STREAM.INFO.DSEC": set(BY_NAME),
-    "STREAM.MSG.GET.DSEC": {"recorder", "scheduler", "env-runtime", "client"},
+    "STREAM.MSG.GET.DSEC": {"recorder", "scheduler", "env-runtime", "tool", "client"},
     "CONSUMER.LIST.DSEC": {"recorder", "scheduler", "client"},
     "CONSUMER.CREATE.DSEC": set[str](),
     "CONSUMER.DURABLE.CREATE.DSEC.recorder": set[str](),

@@ -224,8 +224,8 @@ async def tool(world: World, process: Process) -> None:
     await bus.await_stream()
     reader = Reader(world.database, process)
 
-    async def last_sequence() -> int:
-        return (await bus.stream_state()).last_sequence
+    async def last_said() -> int:
+        return await bus.last_sequence(subjects.TOOL)
 
     tools = Tools(
         spec_source(reader, None, "tool", settings.tool_log_wait_s),
@@ -233,7 +233,7 @@ async def tool(world: World, process: Process) -> None:
         patience=Patience(settings.tool_absent_s_max, world.loop.time),
         kept_max=settings.tool_specs_max,
     )
-    past = memory_of(reader, last_sequence, settings.tool_log_wait_s)
+    past = memory_of(reader, last_said, settings.tool_log_wait_s)
     calls: Any = InPlaceCalls(world, process)
     caller = Caller(bus, tools, past, calls, settings, world.now)
     subject = subjects.every(ToolCalled.event_name())

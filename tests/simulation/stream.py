@@ -86,7 +86,11 @@ class Server:
             raise _error(*_WRONG_LAST)
 
     def last_of(self, subject: str) -> int:
-        """The last sequence of a subject; 0: there is none any more."""
+        """The last sequence of a subject, or of a filter; 0: there is none any more."""
+        if subject.endswith(">"):
+            return max(
+                (n for n, m in self.messages.items() if matches(m.subject, subject)), default=0
+            )
         found = self._by_subject.get(subject)
         return found[-1] if found else 0
 

@@ -79,6 +79,18 @@ def test_a_first_scheduler_whose_durable_comes_late_starts_anew() -> None:
     assert result.ok, explained(result)
 
 
+def test_a_request_in_the_log_is_not_judged_before_the_specs_in_the_same_batch() -> None:
+    """The batch waits for the log while the log's own requests are looked at."""
+    result = simulate(808)
+    assert result.ok, explained(result)
+
+
+def test_a_replica_that_was_held_up_makes_no_call_that_another_has_made() -> None:
+    """Its first delivery lay at it; what the other said of the call is trimmed by then."""
+    result = simulate(400)
+    assert result.ok, explained(result)
+
+
 def test_a_seed_brings_everything_back_also_in_another_process() -> None:
     seed = 7
     result = simulate(seed)

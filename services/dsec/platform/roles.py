@@ -203,6 +203,7 @@ ROLES = (
         "tool",
         events=(tool.ToolBegun, tool.ToolRetried, tool.ToolReturned, tool.ToolFailed),
         durables=(Durable("tool", subjects.every(tool.ToolCalled.event_name())),),
+        calls=(STREAM_INFO, MESSAGE_GET),
     ),
     Role(
         "anchor-sync",

@@ -224,18 +224,21 @@ class Scheduler:
 
     async def _take(self, messages: list[Message]) -> None:
         fresh: list[tuple[Message, Reading]] = []
+        position = self._position
         for message in messages:
             self._ordinal += 1
             if message.consumer_sequence != self._ordinal:
                 raise DeliveryLost(f"delivery {self._ordinal} of {CONSUMER} went elsewhere")
-            if message.sequence <= self._position:
+            if message.sequence <= position:
                 if message.delivered == 1:
-                    raise DeliveryLost(f"the stream was set back behind {self._position}")
+                    raise DeliveryLost(f"the stream was set back behind {position}")
             else:
-                self._position = message.sequence
+                position = message.sequence
                 fresh.append((message, read(message, self._epoch)))
         priors = await self._priors(fresh)
         rejections: list[Reject] = []
+        # Not before: until here the state lacks this batch, and others read by the position.
+        self._position = position
         for message, reading in fresh:
             self._seen[type(reading)] += 1
             self._traces.seen(message, reading)

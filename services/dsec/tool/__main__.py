@@ -70,8 +70,8 @@ def _caller(
     processes: Processes,
     telemetry: Telemetry,
 ) -> Caller:
-    async def last_sequence() -> int:
-        return (await bus.stream_state()).last_sequence
+    async def last_said() -> int:
+        return await bus.last_sequence(subjects.TOOL)
 
     tools = Tools(
         spec_source(reader, objects, "tool", settings.tool_log_wait_s),
@@ -79,7 +79,7 @@ def _caller(
         patience=Patience(settings.tool_absent_s_max),
         kept_max=settings.tool_specs_max,
     )
-    past = memory_of(reader, last_sequence, settings.tool_log_wait_s)
+    past = memory_of(reader, last_said, settings.tool_log_wait_s)
     return Caller(bus, tools, past, processes, settings, utc_now, objects, telemetry)
 
 

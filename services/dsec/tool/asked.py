@@ -62,19 +62,30 @@ class Asked:
         }
 
 
-def may_be_made(stored: datetime, sent: datetime, delivered: int, *, again: bool) -> bool:
+def may_be_made(
+    stored: datetime, sent: datetime, delivered: int, age_s: float, sure_s: float, *, again: bool
+) -> bool:
     """Whether calls of a message may have been made before: then what is known of them is asked
     for, which costs a wait for the log.
 
     Its lane says so where it asks again, and the server where it delivers again. A message that
     was sent again after the server's duplicate window is another message and looks like the first;
-    it was stored long after it was made.
+    it was stored long after it was made. And one that lay at a process that was held up has been
+    another's meanwhile, though this is its first delivery.
+
+    Args:
+        age_s: since it was stored, by the clocks of both machines.
+        sure_s: what is younger nobody else can have had yet.
     """
-    return again or delivered > 1 or (stored - sent).total_seconds() > DUPLICATE_WINDOW_S / 2
+    late = (stored - sent).total_seconds() > DUPLICATE_WINDOW_S / 2
+    return again or delivered > 1 or late or abs(age_s) > sure_s
 
 
-def asked_by(message: Message) -> list[Asked]:
+def asked_by(message: Message, now: datetime, sure_s: float) -> list[Asked]:
     """The calls of a turn.
+
+    Args:
+        sure_s: see `may_be_made`.
 
     Raises:
         BadMessage: it is none.
@@ -84,7 +95,10 @@ def asked_by(message: Message) -> list[Asked]:
         raise BadMessage(f"{type(event).__name__} on {message.subject}")
     fact, told = event.fact, event.circumstance
     envelope = message.envelope()
-    maybe_made = may_be_made(message.time, envelope.time, message.delivered, again=told.again)
+    age_s = (now - message.time).total_seconds()
+    maybe_made = may_be_made(
+        message.time, envelope.time, message.delivered, age_s, sure_s, again=told.again
+    )
     try:
         subjects.token(told.lane)
     except ValueError as error:

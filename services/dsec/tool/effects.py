@@ -86,6 +86,8 @@ class Past:
 
     answer: LogRow | None
     begun_at: datetime | None
+    begun_id: str = ""
+    """The event by which it was begun."""
 
 
 Memory = Callable[[UUID, int, int, int], Awaitable[Past]]
@@ -93,19 +95,24 @@ Memory = Callable[[UUID, int, int, int], Awaitable[Past]]
 
 
 def memory_of(
-    log: LogReader, last_sequence: Callable[[], Awaitable[int]], behind_wait_s: float
+    log: LogReader, last_said: Callable[[], Awaitable[int]], behind_wait_s: float
 ) -> Memory:
-    """What the log has of calls, once it has all that is published by now.
+    """What the log has of calls, once it has all that is published of calls by now.
 
     Whoever may have made a call before published its answer before it could acknowledge the call,
-    and so before anybody else got it: a log that has come to the stream's end as it is now has
-    whatever there is.
+    and so before anybody else got it: a log that has come to the last of these has whatever there
+    is. Not to the end of the stream: that may be a message which the recorder never reads.
+
+    Args:
+        last_said: the position of the last message about any call; 0: the stream has none.
     """
 
     async def past(session_id: UUID, step: int, turn: int, index: int) -> Past:
-        await log.wait_floor(await last_sequence(), behind_wait_s)
+        await log.wait_floor(await last_said(), behind_wait_s)
         answer = await log.row(session_id, keys.tool_result(step, turn, index))
         begun = await log.row(session_id, keys.tool_begun(step, turn, index))
-        return Past(answer, None if begun is None else begun.event_time)
+        if begun is None:
+            return Past(answer, None)
+        return Past(answer, begun.event_time, begun.event_id)
 
     return past

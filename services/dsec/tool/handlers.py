@@ -78,6 +78,8 @@ class Caller:
             retry_s_max=settings.tool_retry_s_max,
             in_flight_max=settings.tool_turns_in_flight_max,
         )
+        self._sure_s = settings.tool_ack_wait_s / 2
+        """For so long a turn is this replica's alone: half before it is looked at, half after."""
         self._calls = asyncio.Semaphore(settings.tool_calls_in_flight_max)
         self._quotas = Quotas()
         self._teller = Teller(bus, settings.tool_replica, settings.tool_retry_s_min, now)
@@ -103,7 +105,7 @@ class Caller:
 
     async def _work(self, message: Message) -> None:
         # Not a task group: the trouble of one call must not stop another in its midst.
-        answers = map(self._answer, asked_by(message))
+        answers = map(self._answer, asked_by(message, self._now(), self._sure_s))
         found = await asyncio.gather(*answers, return_exceptions=True)
         errors = [error for error in found if isinstance(error, Exception)]
         if errors:
@@ -116,6 +118,7 @@ class Caller:
         if asked.key in self._at_work:
             return  # the lane asks again, and hears the answer to what it asked first
         self._at_work.add(asked.key)
+        looked_s = asyncio.get_running_loop().time()
         try:
             past = Past(None, None)
             if asked.maybe_made:
@@ -125,7 +128,7 @@ class Caller:
                 return
             began, begun_s = self._now(), asyncio.get_running_loop().time()
             tool = await self._tool(asked)
-            outcome, attempts = await self._outcome(asked, tool, past)
+            outcome, attempts = await self._outcome(asked, tool, past, looked_s)
             seconds = asyncio.get_running_loop().time() - begun_s
             blob = await self._stored(outcome)
             told = self._teller.circumstance(asked, seconds=round(seconds, 6), attempts=attempts)
@@ -149,8 +152,14 @@ class Caller:
             return Failure("spec_not_found", f"the call names no spec for {asked.name}")
         return await self._tools.get(asked.use.spec, asked.sequence)
 
-    async def _outcome(self, asked: Asked, tool: Tool | Failure, past: Past) -> tuple[Outcome, int]:
-        """What came of a call, and how often it was made for that."""
+    async def _outcome(
+        self, asked: Asked, tool: Tool | Failure, past: Past, looked_s: float
+    ) -> tuple[Outcome, int]:
+        """What came of a call, and how often it was made for that.
+
+        Args:
+            looked_s: when its past was looked at, on the loop's clock.
+        """
         if isinstance(tool, Failure):
             return tool, 0
         assert asked.use is not None
@@ -167,17 +176,20 @@ class Caller:
                 left_s = until_s - loop.time()
                 # To wait for this replica is no part of the deadline: that is not the tool's doing.
                 async with self._calls:
-                    return await self._made(asked, tool, left_s)
+                    return await self._made(asked, tool, left_s, looked_s)
         except Refused as refused:
             return refused.failure, 0
 
-    async def _made(self, asked: Asked, tool: Tool, deadline_s: float) -> tuple[Outcome, int]:
+    async def _made(
+        self, asked: Asked, tool: Tool, deadline_s: float, looked_s: float
+    ) -> tuple[Outcome, int]:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + deadline_s
 
         async def attempt() -> Outcome:
             await self._quotas.moment(tool.program.spec_hash, tool.document.quota, until_s)
-            return await self._attempted(asked, tool, max(0.0, until_s - loop.time()))
+            left_s = max(0.0, until_s - loop.time())
+            return await self._attempted(asked, tool, left_s, looked_s)
 
         async def on_retry(number: int, failure: Failure, pause_s: float) -> None:
             self._counts[metrics.TOOL_RETRIES] += 1
@@ -185,12 +197,14 @@ class Caller:
 
         return await made(attempt, tool.document.attempts_max, deadline_s, on_retry)
 
-    async def _attempted(self, asked: Asked, tool: Tool, deadline_s: float) -> Outcome:
+    async def _attempted(
+        self, asked: Asked, tool: Tool, deadline_s: float, looked_s: float
+    ) -> Outcome:
         # Before it is begun: should no process start, nothing has happened.
         process = await self._processes.take(tool.program)
         try:
             if not tool.document.idempotent:
-                await self._teller.begin(asked)
+                await self._begin(asked, looked_s)
         except BaseException:
             await self._processes.give_back(process)
             raise
@@ -200,6 +214,22 @@ class Caller:
             # In whose midst the tool was: another call is safe only if the tool says so.
             return Failure(outcome.code, outcome.message, tool.document.idempotent)
         return outcome
+
+    async def _begin(self, asked: Asked, looked_s: float) -> None:
+        """Note that a call is about to be made, and be sure that nobody else did.
+
+        The stream refuses a second note, but for one whose first was trimmed; that one is in the
+        log. It can be there only if the turn was another's meanwhile: if this process was held up.
+
+        Raises:
+            Later: somebody did.
+        """
+        await self._teller.begin(asked)
+        if asyncio.get_running_loop().time() - looked_s <= self._sure_s:
+            return
+        past = await self._past(asked.session_id, asked.step, asked.turn, asked.index)
+        if past.begun_id != self._teller.begun_id(asked):
+            raise Later(self._settings.tool_retry_s_min, f"{asked.key} was begun by another")
 
     def _unknown(self, begun_at: datetime, deadline_s: float) -> Failure:
         """The outcome of a call that somebody began and did not answer.

@@ -51,14 +51,18 @@ class Teller:
         event = ToolBegun(
             fact=ToolBegunFact(**asked.about()), circumstance=self.circumstance(asked)
         )
-        # Every try has an id of its own: the stream takes a second message of one id for the first
-        # again, and acknowledges it, and then two would think they had won.
-        event_id = f"{asked.key}.begun.{self._replica}.{asked.delivery}"
+        event_id = self.begun_id(asked)
         key = f"{asked.session_id}-{asked.id}"
         try:
             await self._publish(event, key, asked, event_id, expected_sequence=0)
         except PublishRefused as refused:
             raise Later(self._begun_retry_s, f"{asked.key} was begun") from refused
+
+    def begun_id(self, asked: Asked) -> str:
+        """By which this delivery begins a call. Every try has an id of its own: the stream takes a
+        second message of one id for the first again, and acknowledges it, and then two would think
+        they had won."""
+        return f"{asked.key}.begun.{self._replica}.{asked.delivery}"
 
     async def retried(self, asked: Asked, attempt: int, failure: Failure, pause_s: float) -> None:
         """An attempt failed, and another follows after a pause."""
