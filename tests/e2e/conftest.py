@@ -75,6 +75,19 @@ class RunningStack:
             object_store_url=self.object_store_url,
         )
 
+    def dsec(self, *arguments: str, exit_code: int = 0, timeout_s: float = 90.0) -> Any:
+        """What a command on this stack answers in JSON. Fails the test on another exit status."""
+        done = subprocess.run(
+            [*DSEC, *arguments, "--json"],
+            env={**os.environ, "DSEC_STATE_DIR": str(self.state_dir)},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        assert done.returncode == exit_code, done.stderr + done.stdout
+        return json.loads(done.stdout)
+
     def until(self, holds: Callable[[], Any], timeout_s: float = 30.0, every_s: float = 0.1) -> Any:
         """Wait until `holds()` is true; fails the test otherwise."""
         deadline = time.monotonic() + timeout_s
@@ -146,6 +159,7 @@ def session_files(tmp_path: Path) -> Callable[..., Path]:
         reward: str = "env",
         max_steps: int = 50,
         agent_keys: str = "",
+        session_keys: str = "",
         name: str = "case",
         files: dict[str, str] | None = None,
     ) -> Path:
@@ -159,7 +173,7 @@ def session_files(tmp_path: Path) -> Callable[..., Path]:
         session = folder / "session.yaml"
         session.write_text(
             f"agent: agent_spec.yaml\nenv: env_spec.yaml\nreward: {reward}\n"
-            f"seed: 3\nmax_steps: {max_steps}\n"
+            f"seed: 3\nmax_steps: {max_steps}\n{session_keys}"
         )
         return session
 

@@ -4,15 +4,11 @@ nothing had been; and what the commands say of it."""
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.conftest import DSEC
 
 from dsec.client.client import Client
 
@@ -72,7 +68,7 @@ async def _chains(
         assert max(row.attempts for row in rows) > 1
         _restarts_were_short(stack, ids)
     for row in rows[:2]:
-        verdict = await asyncio.to_thread(_dsec, stack, "verify", str(row.session_id))
+        verdict = await asyncio.to_thread(stack.dsec, "verify", str(row.session_id))
         assert verdict["ok"], verdict
     _anchors_are_all_there(stack, ids)
     return {row.seed: row.chain_hash or "" for row in rows}
@@ -133,16 +129,16 @@ async def test_what_the_commands_say(
     async with asyncio.timeout(60):
         await client.wait(group)
     named = str(group.session_ids[0])
-    stack.until(lambda: len(_dsec(stack, "anchors", "list", named)) == 5)
+    stack.until(lambda: len(stack.dsec("anchors", "list", named)) == 5)
     stack.until(
-        lambda: {row["status"] for row in _dsec(stack, "anchors", "list", named)} == {"stored"}
+        lambda: {row["status"] for row in stack.dsec("anchors", "list", named)} == {"stored"}
     )
-    listed = _dsec(stack, "anchors", "list", named)
+    listed = stack.dsec("anchors", "list", named)
     assert [row["position"] for row in listed] == [10, 20, 30, 40, 50]
     assert listed[1]["parent"] == listed[0]["anchor_id"]
-    shown = _dsec(stack, "anchors", "show", named, listed[2]["anchor_id"][:8])
+    shown = stack.dsec("anchors", "show", named, listed[2]["anchor_id"][:8])
     assert shown == listed[2]
-    assert _dsec(stack, "anchors", "check", named) | {"bad": []} == {
+    assert stack.dsec("anchors", "check", named) | {"bad": []} == {
         "ok": True,
         "checked": 5,
         "missing": 0,
@@ -154,28 +150,9 @@ async def test_what_the_commands_say(
     blob = listed[4]["blob"]
     path = Path(stack.object_store_url.removeprefix("file://")) / blob[:2] / blob
     path.rename(path.with_suffix(".gone"))
-    found = _dsec(stack, "anchors", "check", named, exit_code=1)
+    found = stack.dsec("anchors", "check", named, exit_code=1)
     path.with_suffix(".gone").rename(path)
     assert (found["ok"], found["missing"], found["bad"][0]["position"]) == (False, 1, 50)
-    rate = _dsec(stack, "metrics", "--metric", "anchor_miss_rate")
+    rate = stack.dsec("metrics", "--metric", "anchor_miss_rate")
     assert rate["collected"]
     assert rate["value"] in (None, 0.0)
-
-
-def _dsec(stack: Any, *arguments: str, exit_code: int = 0) -> Any:
-    """What a command answers in JSON."""
-    done = subprocess.run(
-        [*DSEC, *arguments, "--json"],
-        env={
-            **os.environ,
-            "DSEC_NATS_URL": stack.nats_url,
-            "DSEC_DATABASE_URL": stack.database_url,
-            "DSEC_OBJECT_STORE_URL": stack.object_store_url,
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == exit_code, done.stderr + done.stdout
-    return json.loads(done.stdout)

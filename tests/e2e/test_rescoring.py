@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.conftest import DSEC
 
 from dsec.client.client import Client
 from dsec.client.rescoring import rescore
@@ -34,19 +31,6 @@ def picky(t, services):
 """
 
 
-async def dsec(stack: Any, *arguments: str) -> Any:
-    env = {**os.environ, "DSEC_STATE_DIR": str(stack.state_dir)}
-    return await asyncio.to_thread(
-        subprocess.run,
-        [*DSEC, *arguments, "--json"],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=90,
-    )
-
-
 async def test_sessions_are_scored_anew_and_the_old_batch_can_be_had_again(
     client: Client, session_files: Callable[..., Path], good_agent: str, stack: Any, tmp_path: Path
 ) -> None:
@@ -58,9 +42,8 @@ async def test_sessions_are_scored_anew_and_the_old_batch_can_be_had_again(
 
     file = tmp_path / "functions.py"
     file.write_text(FUNCTIONS)
-    done = await dsec(stack, "rescore", "--reward", f"{file}:leaning", "--group", group.group_id)
-    assert done.returncode == 0, (done.stderr, done.stdout)
-    told = json.loads(done.stdout)
+    anew = partial(asyncio.to_thread, stack.dsec, "rescore", "--group", group.group_id, "--reward")
+    told = await anew(f"{file}:leaning")
     assert (told["revision"], told["sessions"], told["scored"]) == (2, 3, 3 * STEPS)
     assert told["unscored"] == 0
     assert told["mean_reward_total"] != told["mean_reward_total_before"]
@@ -79,16 +62,13 @@ async def test_sessions_are_scored_anew_and_the_old_batch_can_be_had_again(
             assert episode.rewards.tolist() == old[episode.session_id].rewards.tolist()
             assert episode.mask.all()
     # What the sessions were is not touched: they verify, rewards included.
-    verified = await dsec(stack, "verify", str(group.session_ids[0]))
-    verdict = json.loads(verified.stdout)
+    verdict = await asyncio.to_thread(stack.dsec, "verify", str(group.session_ids[0]))
     assert (verdict["ok"], verdict["reward_ok"]) == (True, True), verdict
     assert [s.chain_hash for s in await client.queries.summaries(group.session_ids)] == [
         s.chain_hash for s in summaries
     ]
 
-    partly = await dsec(stack, "rescore", "--reward", f"{file}:picky", "--group", group.group_id)
-    assert partly.returncode == 1
-    told = json.loads(partly.stdout)
+    told = await anew(f"{file}:picky", exit_code=1)
     assert (told["revision"], told["scored"], told["unscored"]) == (3, 3 * (STEPS - 1), 3)
     assert "ValueError: not this one" in told["first_failure"]
     rows = stack.sql(
@@ -97,6 +77,32 @@ async def test_sessions_are_scored_anew_and_the_old_batch_can_be_had_again(
         id=group.session_ids[0],
     )
     assert [row["revision"] for row in rows] == [1, 2]
+
+
+@pytest.mark.long
+async def test_three_hundred_sessions_are_scored_anew(
+    client: Client, session_files: Callable[..., Path], good_agent: str, stack: Any, tmp_path: Path
+) -> None:
+    sessions, steps = 300, 60
+    session = session_files(good_agent, max_steps=steps, name="many")
+    group = await client.request(session, count=sessions)
+    before = {row.session_id: row for row in await client.wait(group, timeout_s=120)}
+    file = tmp_path / "functions.py"
+    file.write_text(FUNCTIONS)
+    command = "rescore", "--group", group.group_id, "--reward", f"{file}:leaning"
+    told = await asyncio.to_thread(stack.dsec, *command, timeout_s=300.0)
+    assert (told["revision"], told["sessions"]) == (2, sessions)
+    assert (told["scored"], told["unscored"]) == (sessions * steps, 0)
+    [counted] = stack.sql(
+        "select count(*) as n, count(distinct session_id) as sessions from reward_trace"
+        " where session_id = any(%(ids)s) and revision = 2",
+        ids=list(group.session_ids),
+    )
+    assert (counted["n"], counted["sessions"]) == (sessions * steps, sessions)
+    after = await client.queries.summaries(group.session_ids)
+    assert {row.session_id: row.chain_hash for row in after} == {
+        session_id: row.chain_hash for session_id, row in before.items()
+    }
 
 
 async def test_what_cannot_be_scored_anew_says_why(

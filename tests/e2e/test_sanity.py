@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.conftest import DSEC
 
 from dsec.client.client import Client
 
@@ -59,13 +55,9 @@ async def test_what_an_agent_says_is_held_against_what_happened(
         )
         assert edge["cause"] == f"{row['session_id']}/ended"
 
-    command = [*DSEC, "policy-sanity-check", "--group", group.group_id, "--json"]
-    env = {**os.environ, "DSEC_STATE_DIR": str(stack.state_dir)}
-    done = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, check=False, env=env
-    )
-    assert done.returncode == 1, done.stderr
-    [told] = json.loads(done.stdout)["agents"]
+    command = "policy-sanity-check", "--group", group.group_id
+    found = await asyncio.to_thread(stack.dsec, *command, exit_code=1)
+    [told] = found["agents"]
     assert (told["sessions"], told["steps"], told["provenance_share"]) == (2, 2 * STEPS, 0.5)
     assert told["unknown_tool_calls_total"] == 2
     assert told["tool_calls"] == 0

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import shutil
-import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +11,6 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.e2e.conftest import DSEC
 
 import dsec.examples.language
 from dsec.client.client import Client
@@ -114,27 +110,9 @@ async def _chains(
     assert len(calls) == SESSIONS * STEPS * 3
     assert {call["status"] for call in calls} == {"returned"}
     for session_id in ids[:2]:
-        verdict = await asyncio.to_thread(_dsec, stack, "verify", str(session_id))
+        verdict = await asyncio.to_thread(stack.dsec, "verify", str(session_id))
         assert verdict["ok"], verdict
     return {row.seed: row.chain_hash for row in rows}
-
-
-def _dsec(stack: Any, *arguments: str) -> Any:
-    """What a command answers in JSON."""
-    done = subprocess.run(
-        [*DSEC, *arguments, "--json"],
-        env={
-            **os.environ,
-            "DSEC_NATS_URL": stack.nats_url_of("dsec-tool"),
-            "DSEC_DATABASE_URL": stack.database_url,
-            "DSEC_OBJECT_STORE_URL": stack.object_store_url,
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return json.loads(done.stdout)
 
 
 async def test_kills_of_workers_and_of_the_service_change_nothing(
@@ -166,16 +144,16 @@ async def test_a_tool_that_never_returns_costs_its_deadline(
     stuck = [call for call in calls if call["tool"] == "stuck"]
     assert [call["code"] for call in stuck] == ["deadline"] * 2
     assert max(call["seconds"] for call in stuck) < 5
-    names = {tool["name"] for tool in _dsec(stack, "tools", "list")}
+    names = {tool["name"] for tool in stack.dsec("tools", "list")}
     assert {"lookup", "stuck"} <= names
-    by_tool = {row["tool"]: row for row in _dsec(stack, "tools", "status")}
+    by_tool = {row["tool"]: row for row in stack.dsec("tools", "status")}
     assert (by_tool["stuck"]["failed"], by_tool["stuck"]["code_most"]) == (2, "deadline")
-    told = _dsec(stack, "tools", "status", "--session-id", str(row.session_id))
+    told = stack.dsec("tools", "status", "--session-id", str(row.session_id))
     assert [one["call_id"] for one in told] == [
         *("call_0_0_0", "call_0_0_1", "call_0_1_0"),
         *("call_1_0_0", "call_1_0_1", "call_1_1_0"),
     ]
-    assert 0 < _dsec(stack, "metrics", "--metric", "tool_failure_rate")["value"] < 1
+    assert 0 < stack.dsec("metrics", "--metric", "tool_failure_rate")["value"] < 1
 
 
 async def test_a_call_that_may_not_be_repeated_is_of_unknown_outcome(
@@ -233,7 +211,7 @@ async def test_a_language_agent_with_a_model_and_a_tool(
     assert sorted(call["tool"] for call in calls) == ["model"] * 8 + ["stock"] * 4
     assert stack.sql("select 1 from event_log where kind = 'tool.retried' limit 1")
     for row in rows[:2]:
-        assert _dsec(stack, "verify", str(row.session_id))["ok"]
+        assert stack.dsec("verify", str(row.session_id))["ok"]
     asked = Flaky.requests
     [episode] = [one async for one in client.episodes(group=group)][:1]
     assert Flaky.requests == asked
@@ -264,4 +242,4 @@ async def test_a_result_too_large_for_a_message_changes_nothing(
     )
     assert (stored["blobs"], stored["results"]) == (2, 4)  # the same bytes are one blob
     for row in rows:
-        assert _dsec(stack, "verify", str(row.session_id))["ok"]
+        assert stack.dsec("verify", str(row.session_id))["ok"]
