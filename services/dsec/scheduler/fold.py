@@ -115,7 +115,7 @@ def _cancel_requested(state: SchedulerState, event: SessionCancelRequested) -> N
 
 def _rejected(state: SchedulerState, event: SessionRejected) -> None:
     fact = event.fact
-    state.rejected_events.remember(fact.event_id)
+    state.rejected_events.remember(fact.event_id, b"")
     if fact.code in ("malformed", "id_in_use") or fact.session_id is None:
         return  # says nothing of the session that has the id
     try:

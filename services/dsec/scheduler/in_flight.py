@@ -16,7 +16,7 @@ def issued(state: SchedulerState, intent: Intent) -> None:
     """Mark an intent as in flight, until what it leads to is seen on the stream."""
     match intent:
         case Reject(event_id=event_id, session_id=session_id, facts=facts):
-            state.rejected_events.remember(event_id)
+            state.rejected_events.remember(event_id, b"")
             if facts and session_id is not None:
                 state.refused.remember(UUID(session_id), facts)
         case Place(session_id=placed_id, worker=worker, lane=lane):

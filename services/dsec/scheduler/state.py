@@ -11,14 +11,15 @@ so that one integer orders everything.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 from uuid import UUID
 
+from dsec.platform.bounded import Bounded
 from dsec.scheduler.curriculum import Curricula, Rules
 from dsec_contracts.session import RequestFact
 from dsec_contracts.worker import Culprit, DeathReason
@@ -32,7 +33,6 @@ REJECTED_EVENTS_MAX = 100_000
 the same key."""
 
 CancelCode = Literal["cancelled", "deadline"]
-K = TypeVar("K", UUID, str)
 
 
 @dataclass(slots=True)
@@ -135,21 +135,6 @@ def _queue_of(session: Session) -> tuple[str, ...] | None:
     return None if session.alone else session.services
 
 
-class Bounded(OrderedDict[K, bytes], Generic[K]):
-    """A mapping that forgets its oldest entry when it is full."""
-
-    def __init__(self, entries_max: int) -> None:
-        super().__init__()
-        self._entries_max = entries_max
-
-    def remember(self, key: K, value: bytes = b"") -> None:
-        """Add or refresh an entry."""
-        self[key] = value
-        self.move_to_end(key)
-        if len(self) > self._entries_max:
-            self.popitem(last=False)
-
-
 class SchedulerState:
     """The state object. `listening_since_s`: since when heartbeats could have been heard."""
 
@@ -166,12 +151,12 @@ class SchedulerState:
         self.sessions: dict[UUID, Session] = {}
         self.workers: dict[str, Worker] = {}
         self.fenced: set[str] = set()
-        self.closed: Bounded[UUID] = Bounded(CLOSED_SESSIONS_MAX)
+        self.closed: Bounded[UUID, bytes] = Bounded(CLOSED_SESSIONS_MAX)
         """Ended sessions: the digest of their request, or b"" where it is not known."""
-        self.refused: Bounded[UUID] = Bounded(CLOSED_SESSIONS_MAX)
+        self.refused: Bounded[UUID, bytes] = Bounded(CLOSED_SESSIONS_MAX)
         """Sessions whose one request was refused: the digest of that request."""
-        self.rejected_events: Bounded[str] = Bounded(REJECTED_EVENTS_MAX)
-        self.early_cancels: Bounded[UUID] = Bounded(EARLY_CANCELS_MAX)
+        self.rejected_events: Bounded[str, bytes] = Bounded(REJECTED_EVENTS_MAX)
+        self.early_cancels: Bounded[UUID, bytes] = Bounded(EARLY_CANCELS_MAX)
         self.listening_since_s = listening_since_s
         self.followed_until_s = listening_since_s
         """All that the stream had by then is in here; on the clock of the heartbeats."""
