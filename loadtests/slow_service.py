@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import sys
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,8 @@ SLOW_S = 0.4
 SLOW_EVERY_S, SLOW_FOR_S = 15.0, 4.0
 """Mean time between slow spells, and about how long one takes."""
 STOP_S_MAX = 10.0
+WINDOW_S = 10.0
+"""It says how often it was asked at most in any so long."""
 
 
 @dataclass
@@ -43,6 +46,16 @@ class _Seen:
     calls: int = 0
     slow: int = 0
     keys: set[str] = field(default_factory=set)
+    lately: deque[float] = field(default_factory=deque)
+    in_window_max: int = 0
+
+    def called(self, now_s: float) -> None:
+        """It was asked."""
+        self.calls += 1
+        self.lately.append(now_s)
+        while self.lately[0] <= now_s - WINDOW_S:
+            self.lately.popleft()
+        self.in_window_max = max(self.in_window_max, len(self.lately))
 
 
 async def serve(seed: int) -> None:
@@ -51,7 +64,7 @@ async def serve(seed: int) -> None:
     slow_at, seen = spells(Random(f"{seed} slow"), SLOW_EVERY_S, SLOW_FOR_S), _Seen()
 
     async def worth(request: Request) -> JSONResponse:
-        seen.calls += 1
+        seen.called(loop.time())
         seen.keys.add(request.headers.get("idempotency-key", ""))
         slow = seen.began_s is not None and within(slow_at, loop.time() - seen.began_s)
         seen.slow += slow
@@ -68,7 +81,12 @@ async def serve(seed: int) -> None:
     print(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
         seen.began_s = loop.time()
-    told = {"calls": seen.calls, "questions": len(seen.keys), "slow": seen.slow}
+    told = {
+        "calls": seen.calls,
+        "questions": len(seen.keys),
+        "slow": seen.slow,
+        "in_10_s_max": seen.in_window_max,
+    }
     print(json.dumps(told), flush=True)
     server.should_exit = server.force_exit = True
     await serving
