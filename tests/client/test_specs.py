@@ -231,6 +231,16 @@ def test_the_check_names_what_differs_after_many_steps(folder: Path) -> None:
         check_env(spec)
 
 
+def test_the_check_runs_what_says_that_it_differs(folder: Path) -> None:
+    env_spec(folder, "Late", "count = itertools.count()", "next(self.count), 0.0, False, False, {}")
+    said = {"entry": "env.py:Late", "deterministic_mode": False}
+    (folder / "env_spec.yaml").write_text(yaml.safe_dump(said))
+    assert check_env(read_spec("env", folder / "env_spec.yaml")) >= 32
+    (folder / "env.py").write_text("class Late:\n    pass\n")
+    with pytest.raises(SpecFileError, match="has no reset"):
+        check_env(read_spec("env", folder / "env_spec.yaml"))
+
+
 def test_the_check_lets_chance_of_ours_be(folder: Path) -> None:
     drawn = "__import__('random').randrange(1 << 30), 0.0, self.n == 3, False, {}"
     assert check_env(env_spec(folder, "Drawn", "", drawn)) >= 32

@@ -102,7 +102,8 @@ class Code(NamedTuple):
 def code_of(agent: str = AGENT, env: str = ENV, **options: Any) -> Code:
     """The specs of a program. Options go into the documents that have them."""
     in_agent = {k: v for k, v in options.items() if k in AgentDocument.model_fields}
-    in_env = {k: v for k, v in options.items() if k in EnvDocument.model_fields}
+    env_only = EnvDocument.model_fields.keys() - AgentDocument.model_fields.keys()
+    in_env = {k: v for k, v in options.items() if k in env_only}
     documents = (
         AgentDocument(entry="agent.py:Agent", **in_agent),
         EnvDocument(entry="env.py:Env", **in_env),

@@ -19,6 +19,7 @@ from dsec.platform.bus import Message
 from dsec.platform.clock import utc_now
 from dsec.platform.log import LogReader
 from dsec.platform.objects import ObjectStore
+from dsec.session.documents import EnvDocument, seal
 from dsec.session.log_row import ANCHOR_LOST, ANCHOR_STORED, LogRow, circumstance_map, fact_map
 from dsec_contracts import AnchorCaptured, SessionEnded, SessionReleased, SessionResumed
 from dsec_contracts.session import RequestFact, ResumedCircumstance
@@ -344,3 +345,93 @@ async def test_an_agent_that_is_not_executed_again_comes_back_from_its_anchor(ri
     (resumed,) = rig.world.events(SessionResumed, request.session_id)
     assert (ended.fact.status, resumed.circumstance.from_step) == ("completed", stored[-1])
     assert (await rig.world.verdict(request)).ok
+
+
+ROLLS = b"""
+import gymnasium, numpy as np
+class Env(gymnasium.Env):
+    action_space = gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Box(0, 255, (4,), np.uint8)
+    def reset(self, *, seed=None, options=None):
+        self.roll = self.rolled()
+        return self.roll, {}
+    def step(self, action):
+        self.roll = self.rolled()
+        return self.roll, float(self.roll[0]), False, False, {}
+    def rolled(self):
+        with open("/dev/urandom", "rb") as dice:
+            return np.frombuffer(dice.read(4), np.uint8).copy()
+"""
+
+
+def chancy(**options: Any) -> Code:
+    """A program whose environment is not executed again."""
+    document = EnvDocument(entry="env.py:Env", deterministic_mode=False)
+    return Code(code_of(AGENT, **options).agent, seal("env", document, {"env.py": ROLLS}))
+
+
+async def rolled(rig: Rig, steps: int) -> RequestFact:
+    """A session in an environment of chance, with an anchor every second step, that lost its worker
+    when it waited for the reward of step `steps - 1`."""
+    rig.world.answering = False
+    await rig.worker("w1")
+    request = await rig.world.run_session(chancy(anchors={"every_steps": 2}), max_steps=9)
+    for n in range(1, steps):
+        await rig.world.reward((await rig.world.stepped(request.session_id, n))[n - 1])
+    await rig.world.stepped(request.session_id, steps)
+    async with asyncio.timeout(20):
+        while len(await rig.positions(request)) < steps // 2:  # noqa: ASYNC110 - the log's
+            await asyncio.sleep(0.1)
+    await rig.world.runs["w1"].close()
+    return request
+
+
+async def again(rig: Rig, request: RequestFact, steps: int) -> SessionEnded:
+    """What becomes of it on another worker, where every step is rewarded."""
+    await rig.worker("w2")
+    rig.world.answering = True
+    await rig.world.place(request, "w2", attempt=2, previous_lane="w1-0")
+    await rig.world.reward(rig.world.steps(request.session_id)[steps - 1])
+    return await rig.world.ended(request.session_id)
+
+
+async def test_what_is_not_executed_again_goes_on_from_an_anchor_at_its_tail(rig: Rig) -> None:
+    request = await rolled(rig, steps=4)
+    ended = await again(rig, request, steps=4)
+    assert (ended.fact.status, ended.fact.steps) == ("completed", 9)
+    (resumed,) = rig.world.events(SessionResumed, request.session_id)
+    assert resumed.circumstance.from_step == resumed.circumstance.steps_recorded == 4
+    verdict = await rig.world.verdict(request)
+    assert (verdict.ok, verdict.complete, verdict.determinism) == (True, True, "D0")
+    (started,) = await rig.rows(request.session_id, "session.started")
+    assert circumstance_map(started)["determinism"] == "D0"
+
+
+async def test_what_is_not_executed_again_and_has_no_such_anchor_is_not_resumable(rig: Rig) -> None:
+    request = await rolled(rig, steps=5)
+    ended = await again(rig, request, steps=5)
+    assert (ended.fact.status, ended.fact.code) == ("failed", "not_resumable")
+    assert ended.fact.steps == 5, "what the log has counts"
+    assert "no anchor right behind the last recorded step" in ended.circumstance.message
+    assert not rig.world.events(SessionResumed, request.session_id)
+    verdict = await rig.world.verdict(request)
+    assert (verdict.ok, verdict.complete, verdict.steps) == (True, True, 5)
+
+
+async def test_an_anchor_that_cannot_be_had_is_named_where_nothing_else_is_left(rig: Rig) -> None:
+    request = await rolled(rig, steps=4)
+    for path in [path for path in rig.objects.rglob("*") if path.is_file()]:
+        path.unlink()
+    ended = await again(rig, request, steps=4)
+    assert ended.fact.code == "not_resumable"
+    assert "anchor 4: blob_missing" in ended.circumstance.message
+    assert (await rig.world.verdict(request)).ok
+
+
+async def test_what_is_not_executed_again_begins_if_it_never_began(rig: Rig) -> None:
+    await rig.worker("w2")
+    played = chancy()
+    await rig.world.register(played)
+    request = request_of(played, max_steps=3)
+    await rig.world.place(request, "w2", attempt=2)
+    assert (await rig.world.ended(request.session_id)).fact.status == "completed"

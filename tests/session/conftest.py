@@ -28,7 +28,8 @@ class Agent:
 def make_program(agent: str = SAMPLING_AGENT, env: str = "gymnasium:CartPole-v1", **options: Any):
     """`env`: an entry, or source that defines `Env`. Options go into the documents."""
     in_agent = {k: v for k, v in options.items() if k in AgentDocument.model_fields}
-    in_env = {k: v for k, v in options.items() if k in EnvDocument.model_fields}
+    env_only = EnvDocument.model_fields.keys() - AgentDocument.model_fields.keys()
+    in_env = {k: v for k, v in options.items() if k in env_only}
     files = {}
     if "\n" in env:
         files, env = {"env.py": textwrap.dedent(env).encode()}, "env.py:Env"

@@ -133,6 +133,12 @@ def verdict_line(verdict: dict[str, Any]) -> str:
     if verdict["error"]:
         return f"{session_id}  cannot be verified: {verdict['error']}"
     ended = verdict["ended"]
+    if verdict["ok"] and verdict["determinism"] == "D0":
+        rest = "" if verdict["complete"] else ", so far: it has not ended"
+        return (
+            f"{session_id}  its record of {steps} {'step' if steps == 1 else 'steps'} is whole and "
+            f"its rewards are the same; not executed again (D0){rest}"
+        )
     if verdict["ok"] and ended is not None and ended["status"] != "completed":
         why = reason(ended["status"], ended["code"], ended["message"])
         what = f"{_compared(steps)} the same up to" if steps else "it took no step before"

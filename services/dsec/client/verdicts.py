@@ -36,6 +36,7 @@ def verdict_json(
         "reward_ok": verdict.reward_ok,
         "rewards_compared": verdict.rewards_compared,
         "complete": verdict.complete,
+        "determinism": verdict.determinism,
         "first_divergence": None
         if first is None
         else {
@@ -58,6 +59,7 @@ def unverified(session_id: UUID, error: str) -> dict[str, Any]:
         "reward_ok": None,
         "rewards_compared": 0,
         "complete": False,
+        "determinism": None,
         "first_divergence": None,
         "ended": None,
         "error": error,

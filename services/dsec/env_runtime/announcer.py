@@ -88,7 +88,7 @@ class Announcer:
             circumstance=StartedCircumstance(
                 attempt=placed.attempt,
                 worker=self._worker,
-                determinism="D2" if seat.machine.deterministic else "D1",
+                determinism=seat.machine.determinism,
                 observation=observation,
                 fingerprint=_fingerprint_of(seat),
             ),

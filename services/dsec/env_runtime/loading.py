@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tenacity import (
@@ -21,6 +21,7 @@ from tenacity import (
 
 from dsec.platform.objects import BlobDamaged, BlobNotFound, ObjectStore, ObjectStoreError
 from dsec.session.anchor_record import RecordedAnchor
+from dsec.session.io import Ended
 from dsec.session.rerun import Recorded
 from dsec_contracts.session import AnchorMiss, ResumedCircumstance
 
@@ -46,13 +47,16 @@ class Search:
     recorded: Recorded
     objects: ObjectStore | None
     misses: list[AnchorMiss] = field(default_factory=list)
+    position_min: int = 0
+    """Anchors before it are of no use: what came behind them cannot be executed again."""
 
     async def next(self) -> Loaded | None:
         """The newest anchor that was not tried and can be had. None: begin at step 0."""
         tried = {miss.position for miss in self.misses}
         for position in sorted(self.recorded.anchors, reverse=True):
             anchor = self.recorded.anchors[position]
-            usable = anchor.blob is not None and position <= len(self.recorded.steps)
+            in_reach = self.position_min <= position <= len(self.recorded.steps)
+            usable = anchor.blob is not None and in_reach
             if not usable or position in tried or self.objects is None:
                 continue
             if len(self.misses) >= ANCHORS_TRIED_MAX:
@@ -70,6 +74,11 @@ class Search:
             anchor_id=anchor.anchor_id, position=anchor.position, code=code, message=message
         )
         self.misses.append(told)
+
+    def explained(self, ended: Ended) -> Ended:
+        """An end for want of an anchor, with what was wrong with each that was tried."""
+        tried = [f"anchor {m.position}: {m.code}: {m.message}" for m in self.misses]
+        return replace(ended, message="; ".join([ended.message, *tried]))
 
     def resumed(self, worker: str, loaded: Loaded | None) -> ResumedCircumstance | None:
         """What to say of it; nothing of a session without anchors."""

@@ -52,6 +52,10 @@ PROGRAMS_MAX = 64
 POLICIES_MAX = 16
 REWARD_SPECS_MAX = 1024
 SPEC_WAIT_S = 30.0
+NOT_RESUMABLE = (
+    "the environment is not executed again (deterministic_mode: false), and no anchor right behind "
+    "the last recorded step could be used"
+)
 UNPUBLISHABLE = "row_too_large"
 """The code of a session whose start or step fits no message of the server."""
 
@@ -390,8 +394,11 @@ def open_seat(
         if isinstance(output, Ended):
             return Opening(seat, ended=output)
         return Opening(seat, started=output, pending=[] if recorded is None else recorded.inputs)
-    seat.call_counts = CallCounts(recorded.turns.values())
     yield 0
+    at = 0 if loaded is None else loaded.anchor.position
+    if machine.determinism == "D0" and (loaded is None or at < len(recorded.steps)):
+        return Opening(seat, ended=closing("not_resumable", NOT_RESUMABLE, recorded))
+    seat.call_counts = CallCounts(recorded.turns.values())
     if loaded is not None:
         anchor, before = loaded.anchor, recorded.steps[loaded.anchor.position - 1]
         machine = restored(machine, loaded.blob, anchor.anchor_id, before.fact, before.chain)

@@ -372,6 +372,8 @@ class Worker:
     async def _opened_from_anchor(self, seat: Seat, recorded: Recorded, index: int) -> Opening:
         """From the newest anchor that is of use, or from step 0."""
         search = Search(recorded, self._objects)
+        if seat.machine.determinism == "D0":
+            search.position_min = len(recorded.steps)
         opening = None
         while opening is None:
             opening = await self._opened_at(await search.next(), search, seat, index)
@@ -389,6 +391,9 @@ class Worker:
             return None
         self._anchors_loaded += loaded is not None
         self._anchors_missed += len(search.misses)
+        if opening.ended is not None and opening.ended.code == "not_resumable":
+            opening.ended = search.explained(opening.ended)
+            return opening
         opening.resumed = search.resumed(self.name, loaded)
         return opening
 

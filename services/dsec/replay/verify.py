@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from dsec.platform.object_errors import BlobDamaged, BlobNotFound
+from dsec.replay.record import record_difference
 from dsec.reward.score import Asks, RewardError, Scorer, reward_fact
 from dsec.session import log_row
 from dsec.session.io import SessionConfig
 from dsec.session.log_row import RecordedGap, Row, fact_map, position
 from dsec.session.machine import Interposition, SessionMachine
 from dsec.session.observations import resolve
-from dsec.session.program import Program
+from dsec.session.program import Determinism, Program
 from dsec.session.rerun import Divergence, Recorded, RecordedInvalid, rerun
 from dsec_contracts.canonical import CanonicalError, decode, encode
 from dsec_contracts.session import RequestFact
@@ -47,6 +48,8 @@ class Verdict:
     `ok`: every output came out the same, the rewards too, and the columns that queries and folds
     read say what the facts say. `reward_ok`: all rewards that can be computed anew are equal; None
     where there was no scorer. `complete`: the session has an end, and that was verified as well.
+    `determinism`: how much of it was executed again. Of a D0 session nothing was: its record is
+    whole, and its rewards are those of its recorded transitions.
     """
 
     steps: int
@@ -54,6 +57,7 @@ class Verdict:
     reward_ok: bool | None
     rewards_compared: int
     complete: bool
+    determinism: Determinism = "D2"
 
     @property
     def ok(self) -> bool:
@@ -89,6 +93,8 @@ def verify(
 ) -> Verdict:
     """Re-execute a session and score it again. Runs user code.
 
+    What cannot be executed again (D0) is not: see `dsec.replay.record`.
+
     A log that is still growing, or was cut off, is verified as far as it goes.
 
     Args:
@@ -99,11 +105,10 @@ def verify(
     ordered = sorted(rows, key=position)
     try:
         recorded = Recorded.from_rows(ordered, get_blob)
-        machine = SessionMachine(program, config, interposition)
-        try:
-            divergence = rerun(machine, recorded)
-        finally:
-            machine.close()
+        if program.determinism == "D0":
+            divergence = record_difference(recorded)
+        else:
+            divergence = _rerun(SessionMachine(program, config, interposition), recorded)
     except RecordedGap as gap:
         return Verdict(0, Divergence(gap.step, "recorded", True, False), None, 0, False)
     except (RecordedInvalid, BlobNotFound, BlobDamaged) as invalid:
@@ -119,7 +124,15 @@ def verify(
         None if scorer is None else rewards.divergence is None,
         rewards.compared,
         recorded.ended is not None,
+        program.determinism,
     )
+
+
+def _rerun(machine: SessionMachine, recorded: Recorded) -> Divergence | None:
+    try:
+        return rerun(machine, recorded)
+    finally:
+        machine.close()
 
 
 def _place(divergence: Divergence) -> float:

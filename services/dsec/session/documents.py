@@ -156,6 +156,25 @@ class EnvDocument(Document):
     kwargs: dict[str, Any] = Field(default_factory=dict)
     episodes_max: Annotated[int, Field(ge=1)] | None = None
     observations: Observations = Observations()
+    deterministic_mode: bool = True
+    """False: it gives other results when it is executed again, so it never is: D0."""
+
+    @model_validator(mode="after")
+    def _recorded(self) -> Self:
+        if not self.deterministic_mode and self.observations.above == "none":
+            raise ValueError(
+                "observations.above: none leaves out what deterministic_mode: false cannot give "
+                "again: use reference"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialize: Any) -> dict[str, Any]:
+        # Specs are named by their bytes: one that does not use the key keeps its name.
+        told: dict[str, Any] = serialize(self)
+        if self.deterministic_mode:
+            told.pop("deterministic_mode", None)
+        return told
 
     @field_validator("entry")
     @classmethod

@@ -53,7 +53,7 @@ from dsec.session.io import (
     step_cause,
 )
 from dsec.session.late import Late, LateResult, LateReward
-from dsec.session.program import Program
+from dsec.session.program import Determinism, Program
 from dsec.session.raised import MESSAGE_CHARS_MAX, is_ours, told, told_in_a_line, type_name
 from dsec.session.seeds import derive
 from dsec.session.state_anchor import WHOLE, state_anchor_of
@@ -231,6 +231,11 @@ class SessionMachine:
     def deterministic(self) -> bool:
         """Whether the agent is re-executed too (D2), or only the environment (D1)."""
         return self._program.agent.deterministic_mode
+
+    @property
+    def determinism(self) -> Determinism:
+        """See `Program`."""
+        return self._program.determinism
 
     @property
     def called(self) -> Called | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from dsec.session.adapters.gymnasium import EnvError, GymnasiumAdapter, env_factory
 from dsec.session.code import CodeNamespace
@@ -17,6 +17,10 @@ from dsec.session.code_errors import CodeError, telling
 from dsec.session.documents import AgentDocument, EnvDocument, SpecError, unseal
 from dsec.session.io import REWARD_LAG_STEPS_MAX, SessionConfig
 from dsec_contracts.session import RequestFact
+
+Determinism = Literal["D0", "D1", "D2"]
+
+"""How much of a session can be executed again."""
 
 
 class ProgramError(Exception):
@@ -38,6 +42,14 @@ class Program:
     make_env: Callable[[], GymnasiumAdapter]
     is_async: bool
     namespaces: tuple[CodeNamespace, CodeNamespace]
+
+    @property
+    def determinism(self) -> Determinism:
+        """What can be executed again: nothing (D0), the environment given the actions (D1), or the
+        agent too (D2)."""
+        if not self.env.deterministic_mode:
+            return "D0"
+        return "D2" if self.agent.deterministic_mode else "D1"
 
 
 def load_program(
