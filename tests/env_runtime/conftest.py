@@ -22,6 +22,7 @@ import uuid_utils
 
 from dsec.env_runtime.lane import Lane
 from dsec.env_runtime.packing import Sender
+from dsec.env_runtime.replies import feed
 from dsec.env_runtime.running import Running, RunningSlot
 from dsec.env_runtime.seats import Seat
 from dsec.env_runtime.settings import EnvRuntimeSettings
@@ -401,7 +402,7 @@ class LaneRig(Wire):
         )
         consumer = await self.bus.consumer("lane-w1-0", ["dsec.reward.scored.w1-0"], ack="none")
         self.stepping = self.spawn(self.lane.run())
-        self.spawn(self.lane.hear(consumer))
+        self.spawn(feed(self.lane, consumer))
 
     def seat(
         self, code: Code | None = None, *, reward_spec: str = "0" * 64, **request: Any

@@ -124,7 +124,7 @@ async def test_the_next_attempt_delivers_what_the_log_has(world: World) -> None:
     await world.worker("w2", reply_wait_s=60)
     world.answering = True
     await world.place(request, "w2", 2, previous_lane="w1-0")
-    await world.until(lambda: request.session_id in world.runs["w2"].worker._seats)
+    await world.until(lambda: request.session_id in world.runs["w2"].worker.roster.seats)
     await world.reward(rows[0], lane="w1-0")
     await world.ended(request.session_id)
     assert [level_of(row) for row in world.steps(request.session_id)] == [3, 3, 0, 0, 0, 0]

@@ -57,15 +57,21 @@ async def test_what_waits_and_is_not_delivered_is_noticed(nats_url: str, ack: An
 class LostLoop(Worker):
     """A worker whose lane asks, and never gets what it asked for."""
 
-    async def _replies(self, name: str, lane: str, start_sequence: int) -> Consumer:
-        consumer = await super()._replies(name, lane, start_sequence)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        opened = self.replies._open
 
-        async def fetch(batch: int, timeout_s: float) -> list[Message]:
-            await asyncio.sleep(3600)
-            return []
+        async def lost(name: str, lane: str, start_sequence: int) -> Consumer:
+            consumer = await opened(name, lane, start_sequence)
 
-        consumer.fetch = fetch  # type: ignore[method-assign]
-        return consumer
+            async def fetch(batch: int, timeout_s: float) -> list[Message]:
+                await asyncio.sleep(3600)
+                return []
+
+            consumer.fetch = fetch  # type: ignore[method-assign]
+            return consumer
+
+        self.replies._open = lost  # type: ignore[method-assign]
 
 
 @pytest.mark.postgres

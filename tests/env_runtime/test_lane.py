@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from tests.env_runtime.conftest import PAYLOAD_BYTES_MAX, LaneRig, Row, code_of, connected, end
 
-from dsec.env_runtime.seats import UNPUBLISHABLE
+from dsec.env_runtime.ends import UNPUBLISHABLE
+from dsec.env_runtime.replies import feed
 from dsec.platform.objects import ObjectStore
 from dsec.session.chain import chain_end
 from dsec.session.io import Input, cancel_input, reward_input
@@ -225,5 +226,5 @@ async def test_answers_that_get_lost_on_the_way_are_not_passed_over(rig: LaneRig
     (lost,) = await consumer.fetch(1, 5)  # as if the client had dropped it
     await rig.reward(row, value=8.0, lane="lossy")
     async with asyncio.timeout(5):
-        assert await rig.lane.hear(consumer, after=lost.sequence - 1) == lost.sequence - 1
+        assert await feed(rig.lane, consumer, after=lost.sequence - 1) == lost.sequence - 1
     assert seat.machine.steps == 1, "an answer counted that was not the first"

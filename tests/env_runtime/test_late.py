@@ -72,7 +72,7 @@ async def test_a_session_goes_on_without_deferred_rewards_until_they_would_be_to
     again = await world.stepped(request.session_id, 4)
     assert [row.step for row in again[2:4]] == [0, 1]
     assert [row.fact for row in again[2:4]] == [row.fact for row in again[:2]]
-    assert world.runs["w1"].worker._seats[request.session_id].waiting_on == "reward"
+    assert world.runs["w1"].worker.roster.seats[request.session_id].waiting_on == "reward"
     await world.reward(rows[0])
     third = await world.until(lambda: [r for r in world.steps(request.session_id) if r.step == 2])
     assert named(third[0]) == [("reward_deferred", 1), ("reward", 0)]
@@ -112,12 +112,12 @@ async def test_a_third_attempt_hears_what_goes_to_the_lane_of_the_first(
     del world.runs["w1"]
     second = await world.worker("w2", reply_wait_s=60)
     await world.place(request, "w2", 2, previous_lane="w1-0")
-    await world.until(lambda: request.session_id in second.worker._seats)
+    await world.until(lambda: request.session_id in second.worker.roster.seats)
     await second.close()
     del world.runs["w2"]
     third = await world.worker("w3", reply_wait_s=60)
     await world.place(request, "w3", 3, previous_lane="w2-0")
-    await world.until(lambda: request.session_id in third.worker._seats)
+    await world.until(lambda: request.session_id in third.worker.roster.seats)
     world.answering = True
     await world.reward(row, lane="w1-0")
     await world.reward(rows[1], lane="w1-0")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tests.env_runtime.conftest import AGENT, REWARD_SPEC, Code, World, code_of, request_of
 
-from dsec.env_runtime import seats
+from dsec.env_runtime import library
+from dsec.env_runtime.library import Library, Tail
 from dsec.env_runtime.running import RunningSlot
-from dsec.env_runtime.seats import Library, Tail
 from dsec.platform import virtual
 from dsec.platform.log import LogReader
 from dsec.platform.objects import ObjectStore
@@ -64,7 +64,7 @@ async def test_a_restart_while_the_recorder_is_behind_is_handed_back(world: Worl
 async def test_a_first_attempt_waits_for_its_specs_and_is_handed_back_without_them(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seats, "SPEC_WAIT_S", 0.3)
+    monkeypatch.setattr(library, "SPEC_WAIT_S", 0.3)
     await world.worker()
     request = await world.run_session()  # nothing is recorded
     released = await world.released(request.session_id)
@@ -121,7 +121,7 @@ async def test_the_end_of_code_that_loads_no_longer_closes_the_log_of_earlier_at
 async def test_what_is_known_of_reward_specs_is_bounded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seats, "REWARD_SPECS_MAX", 2)
+    monkeypatch.setattr(library, "REWARD_SPECS_MAX", 2)
     world.record()
     specs = [REWARD_SPEC]
     specs += [seal("reward", RewardDocument(weights={"a": float(n)}), {}) for n in range(3)]
@@ -130,10 +130,10 @@ async def test_what_is_known_of_reward_specs_is_bounded(
         at = await world.publish(SpecRegistered(fact=fact), spec_hash)
     reader = await LogReader.connect(world.database_url)
     slot = RunningSlot(world.folder / "slot", 1, create=True)
-    library = Library(reader, None, slot)
+    kept = Library(reader, None, slot)
     for spec_hash, _ in specs:
-        assert not await library.wants_prior(spec_hash, Tail(at, None))
-    assert list(library._is_env_reward) == [spec_hash for spec_hash, _ in specs[-2:]]
+        assert not await kept.wants_prior(spec_hash, Tail(at, None))
+    assert list(kept._is_env_reward) == [spec_hash for spec_hash, _ in specs[-2:]]
     await reader.close()
 
 

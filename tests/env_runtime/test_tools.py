@@ -14,7 +14,7 @@ from tests.env_runtime.conftest import World, code_of, request_of, world_on
 
 from dsec.env_runtime import results
 from dsec.env_runtime.call_counts import CallCounts
-from dsec.env_runtime.seats import UNPUBLISHABLE
+from dsec.env_runtime.ends import UNPUBLISHABLE
 from dsec.platform.bus import Message
 from dsec.platform.objects import ObjectStore
 from dsec.session.documents import ToolUse
@@ -134,7 +134,7 @@ async def test_a_session_that_waits_for_a_tool_does_not_hold_up_its_lane(world: 
     run = await world.worker(lane_wait_ms=60_000)
     waiting = await world.run_session(CODE, max_steps=4)
     await tools.until_called(waiting.session_id, 1)
-    assert run.worker._seats[waiting.session_id].waiting_on == "tool"
+    assert run.worker.roster.seats[waiting.session_id].waiting_on == "tool"
     other = await world.run_session(max_steps=20)
     assert (await world.ended(other.session_id)).fact.steps == 20
     assert not world.steps(waiting.session_id)

@@ -13,7 +13,7 @@ import pytest
 from tests.env_runtime.conftest import AGENT, ENV, Probe, World, code_of, request_of, world_on
 
 from dsec.env_runtime import worker
-from dsec.env_runtime.seats import UNPUBLISHABLE
+from dsec.env_runtime.ends import UNPUBLISHABLE
 from dsec.env_runtime.worker import Worker
 from dsec.platform.bus import BusError, Message, PublishRefused, StreamOptions
 from dsec_contracts import (
@@ -119,7 +119,7 @@ async def test_a_start_that_fits_no_message_ends_its_session_and_not_the_worker(
 async def test_heartbeats_name_in_turn_all_sessions_live_or_not_started_yet(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "HEARTBEAT_SESSIONS_MAX", 1)
+    monkeypatch.setattr("dsec.env_runtime.heartbeats.SESSIONS_MAX", 1)
     await world.worker(heartbeat_period_s=0.05)
     opening = await world.run_session()  # it waits for its specs: nothing is recorded
     beats = await heartbeats(world)
@@ -249,9 +249,9 @@ async def test_a_cancel_that_comes_before_its_placement_counts(world: World) -> 
 async def test_a_cancel_during_opening_counts(world: World) -> None:
     run = await world.worker()
     request = await world.run_session()  # it waits for its specs: nothing is recorded
-    await world.until(lambda: request.session_id in run.worker._opening)
+    await world.until(lambda: request.session_id in run.worker.roster.opening)
     await world.cancel(request.session_id)
-    await world.until(lambda: request.session_id in run.worker._cancels)
+    await world.until(lambda: request.session_id in run.worker.roster.early.cancels)
     world.record()
     ended = await world.ended(request.session_id)
     assert (ended.fact.status, ended.fact.steps) == ("cancelled", 0)
@@ -285,7 +285,7 @@ async def test_a_replaced_session_hears_what_went_to_its_previous_lane_while_it_
 
     second = await world.worker("w2")
     await world.place(request, "w2", 2, previous_lane="w1-0")
-    await world.until(lambda: request.session_id in second.worker._seats)
+    await world.until(lambda: request.session_id in second.worker.roster.seats)
     await world.reward(row, lane="w1-0")
     last = (await world.stepped(request.session_id, 2))[1]
     assert (last.step, last.lane, last.attempt) == (1, "w2-0", 2)
@@ -299,7 +299,7 @@ async def test_a_replaced_session_hears_what_went_to_its_previous_lane_while_it_
         while "lane-w1-0-for-w2-0-1" in await world.consumers():  # noqa: ASYNC110 - the server's
             await asyncio.sleep(0.1)
     # The server has answered before the worker has read the answer.
-    await world.until(lambda: not second.worker._followed)
+    await world.until(lambda: not second.worker.replies.followed)
 
 
 # -- the running slot ----------------------------------------------------------------------------
@@ -348,7 +348,7 @@ async def test_each_step_of_a_re_execution_has_a_deadline_of_its_own(
     probe.slot = second.slot
     probe.notes.clear()
     await world.place(request, "w2", 2, previous_lane="w1-0")
-    await world.until(lambda: request.session_id in second.worker._seats)
+    await world.until(lambda: request.session_id in second.worker.roster.seats)
     again = [running for where, running in probe.notes if where == "step"]
     assert len(again) >= 20
     assert [running and running.step for running in again] == list(range(len(again)))
@@ -376,9 +376,9 @@ async def test_re_executing_a_long_record_gives_way_to_heartbeats_and_other_sess
     await world.stepped(other.session_id, 3)
     beats = await heartbeats(world)
     await world.place(request, "w2", 2, previous_lane="w1-0")
-    await world.until(lambda: request.session_id in second.worker._opening)
+    await world.until(lambda: request.session_id in second.worker.roster.opening)
     beaten, stepped = len(beats), len(world.steps(other.session_id))
-    await world.until(lambda: request.session_id in second.worker._seats)
+    await world.until(lambda: request.session_id in second.worker.roster.seats)
     assert len(beats) - beaten >= 3
     times = [row.message.time for row in world.steps(other.session_id)[stepped:]]
     gaps_s = [(later - earlier).total_seconds() for earlier, later in pairwise(times)]

@@ -23,6 +23,7 @@ from tests.simulation.network import Weather
 from tests.simulation.programs import undisturbed
 from tests.simulation.switches import Switches
 
+from dsec.env_runtime import replies
 from dsec.env_runtime.lane import Lane
 from dsec.recorder.effects import Feed, Item
 from dsec.recorder.intake import read
@@ -95,11 +96,11 @@ def _a_state_behind_the_log() -> Iterator[None]:
         yield
 
 
-async def _heard_unnumbered(
+async def _fed_unnumbered(
     lane: Lane, consumer: Any, previous: str | None = None, after: int = 0
 ) -> None:
-    """`Lane.hear` without a look at the numbers of the deliveries."""
-    while previous is None or lane._has_from(previous):
+    """`replies.feed` without a look at the numbers of the deliveries."""
+    while previous is None or lane.has_from(previous):
         for message in await consumer.fetch(1, 5.0):
             lane.take(message)
 
@@ -233,6 +234,6 @@ GUARDS = {
         plan=SWITCHING_FREE,
     ),
     "numbers of a lane's deliveries": Guard(
-        1, remove=_replacing(Lane, "hear", _heard_unnumbered), plan=TWO_ANSWERS
+        1, remove=_replacing(replies, "feed", _fed_unnumbered), plan=TWO_ANSWERS
     ),
 }

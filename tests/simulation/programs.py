@@ -16,7 +16,7 @@ from uuid import UUID
 
 from tests.simulation import market
 
-from dsec.env_runtime import seats
+from dsec.env_runtime import library
 from dsec.reward.reexecution import Asks, Known, answered, recorded
 from dsec.reward.score import Score, Scorer, load_scorer
 from dsec.reward.services import Response
@@ -211,18 +211,18 @@ loaded = cache(load_program)
 """Loading keeps nothing of a session, and costs more than running one."""
 
 
-_undeclared_uses = cache(seats.undeclared_uses)
+_undeclared_uses = cache(library.undeclared_uses)
 
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
     """Workers take programs that were loaded once: only sessions are made anew, not code."""
-    before = seats.load_program, seats.undeclared_uses
-    seats.load_program, seats.undeclared_uses = loaded, _undeclared_uses
+    before = library.load_program, library.undeclared_uses
+    library.load_program, library.undeclared_uses = loaded, _undeclared_uses
     try:
         yield
     finally:
-        seats.load_program, seats.undeclared_uses = before
+        library.load_program, library.undeclared_uses = before
 
 
 @cache

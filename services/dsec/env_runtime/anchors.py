@@ -19,7 +19,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from dsec.env_runtime.seats import UNPUBLISHABLE, Seat
+from dsec.env_runtime.ends import UNPUBLISHABLE
+from dsec.env_runtime.seats import Seat
 from dsec.platform.bus import Bus, PublishRefused, TooLarge
 from dsec.platform.cancellation import cancelled
 from dsec.platform.clock import utc_now

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from dsec.env_runtime.seats import Opening, Seat
+from dsec.env_runtime.opening import Opening
+from dsec.env_runtime.seats import Seat
 from dsec.platform.bus import Author
 from dsec.platform.clock import utc_now
 from dsec.platform.objects import ObjectStore, put_patiently

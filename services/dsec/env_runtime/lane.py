@@ -15,12 +15,13 @@ from time import monotonic_ns
 
 from dsec.env_runtime.anchors import Outbox
 from dsec.env_runtime.calls import Calls
+from dsec.env_runtime.ends import cut_short, uncallable, unpublishable
 from dsec.env_runtime.packing import Row, heard, pack, split
 from dsec.env_runtime.results import Results
 from dsec.env_runtime.running import RunningSlot
-from dsec.env_runtime.seats import Seat, cut_short, uncallable, unpublishable
+from dsec.env_runtime.seats import Seat
 from dsec.env_runtime.traces import LaneTraces
-from dsec.platform.bus import BadMessage, Bus, Consumer, Message, TooLarge
+from dsec.platform.bus import BadMessage, Bus, Message, TooLarge
 from dsec.platform.cancellation import cancelled
 from dsec.platform.clock import now_ns, utc_now
 from dsec.platform.objects import ObjectStore, put_patiently
@@ -31,7 +32,6 @@ from dsec_contracts import UnknownEvent
 
 log = logging.getLogger(__name__)
 
-FETCH_WAIT_S = 5.0
 REPEATS_DOUBLED_MAX = 5
 """An unanswered step is published again after `reply_wait_s`, then twice as long, so often."""
 
@@ -39,7 +39,7 @@ OnEnded = Callable[[Seat, Ended], Awaitable[None]]
 
 
 class Lane:
-    """One lane. `run` steps it, `hear` feeds it answers; both run until they are cancelled."""
+    """One lane. `run` steps it until it is cancelled, `take` gives it answers."""
 
     def __init__(
         self,
@@ -346,30 +346,8 @@ class Lane:
 
     # -- hearing -------------------------------------------------------------------------------
 
-    async def hear(
-        self, consumer: Consumer, previous: str | None = None, after: int = 0
-    ) -> int | None:
-        """Feed answers to the sessions: for ever, or while any is here that was on `previous`
-        (the lane whose answers `consumer` gives).
-
-        Args:
-            after: the position in the stream behind which `consumer` begins.
-
-        Returns:
-            Where answers got lost on the way, the position of the last one before them.
-        """
-        ordinal = 0
-        while not cancelled() and (previous is None or self._has_from(previous)):
-            # One at a time: asked for more, the client waits for word that there are none.
-            for message in await consumer.fetch(1, FETCH_WAIT_S):
-                ordinal += 1
-                if message.consumer_sequence != ordinal:
-                    return after
-                after = message.sequence
-                self.take(message)
-        return None
-
-    def _has_from(self, previous: str) -> bool:
+    def has_from(self, previous: str) -> bool:
+        """Whether any of its sessions hears the answers that go to the lane `previous`."""
         return any(previous in seat.hears for seat in self.seats.values())
 
     def take(self, message: Message) -> None:
