@@ -9,31 +9,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from time import monotonic_ns
 
 from dsec.env_runtime.anchors import Outbox
 from dsec.env_runtime.calls import Calls
 from dsec.env_runtime.ends import cut_short, uncallable, unpublishable
-from dsec.env_runtime.packing import Row, heard, pack, split
+from dsec.env_runtime.large_observations import rows_of
+from dsec.env_runtime.overdue import overdue
+from dsec.env_runtime.packing import Row, heard
 from dsec.env_runtime.results import Results
 from dsec.env_runtime.running import RunningSlot
 from dsec.env_runtime.seats import Seat
+from dsec.env_runtime.tick import publish
 from dsec.env_runtime.traces import LaneTraces
-from dsec.platform.bus import BadMessage, Bus, Message, TooLarge
+from dsec.platform.bus import BadMessage, Bus, Message
 from dsec.platform.cancellation import cancelled
-from dsec.platform.clock import now_ns, utc_now
-from dsec.platform.objects import ObjectStore, put_patiently
+from dsec.platform.clock import now_ns
+from dsec.platform.objects import ObjectStore
 from dsec.platform.telemetry import OFF, Telemetry
 from dsec.session.io import Called, Ended, Input, Stepped
-from dsec.session.observations import reference
 from dsec_contracts import UnknownEvent
 
 log = logging.getLogger(__name__)
-
-REPEATS_DOUBLED_MAX = 5
-"""An unanswered step is published again after `reply_wait_s`, then twice as long, so often."""
 
 OnEnded = Callable[[Seat, Ended], Awaitable[None]]
 
@@ -217,8 +216,7 @@ class Lane:
         if not taken:
             return
         self._tick += 1
-        rows = await self._rows(taken)
-        now = utc_now()
+        rows = await rows_of(taken, self._objects)
         if not again:
             # Before the publish: an answer may come before the acknowledgement.
             self._waiting = {s.raw_id for s, _ in taken if s.machine.awaiting is not None}
@@ -226,28 +224,16 @@ class Lane:
             self._steps += len(taken)
             self._traces.stepped(self._tick, taken)
         tick = self._traces.tick(self._tick)
-        portions = list(split(rows, self._bus.max_payload_bytes))
-        part = 0
-        while portions:
-            portion = portions.pop(0)
-            try:
-                await self._bus.publish(
-                    pack(portion, self._worker, self.name, self._tick),
-                    self.name,
-                    source=f"dsec/env-runtime/{self._worker}",
-                    time=now,
-                    event_id=f"{self.name}.{self._tick}.{part}",
-                    traceparent=tick.traceparent() if tick is not None else None,
-                    fence=self._worker,
-                )
-            except TooLarge as error:
-                if len(portion) == 1:
-                    self._end_unpublishable(portion[0], str(error), again=again)
-                    continue
-                # The estimate was too low; half of it fits, or half of that.
-                middle = len(portion) // 2
-                portions[:0] = [portion[:middle], portion[middle:]]
-            part += 1
+        unfit = await publish(
+            self._bus,
+            rows,
+            lane=self.name,
+            worker=self._worker,
+            tick=self._tick,
+            traceparent=tick.traceparent() if tick is not None else None,
+        )
+        for row, message in unfit:
+            self._end_unpublishable(row, message, again=again)
         published = monotonic_ns()
         for seat, _ in taken:
             seat.published_ns = published
@@ -277,24 +263,6 @@ class Lane:
         self._ends.append((seat, ended))
         self._waiting.discard(seat.raw_id)
 
-    async def _rows(self, taken: list[tuple[Seat, Stepped]]) -> list[Row]:
-        room = min(seat.inline_bytes_max for seat, _ in taken)
-        if all(
-            len(s.observation) <= room and len(s.prior) <= room and len(s.reset_observation) <= room
-            for _, s in taken
-        ):
-            return [(seat.sender, stepped) for seat, stepped in taken]
-        large: set[bytes] = set().union(*(_large(seat, stepped) for seat, stepped in taken))
-        references = await self._store(large)
-        return [(seat.sender, _recorded(seat, stepped, references)) for seat, stepped in taken]
-
-    async def _store(self, large: set[bytes]) -> dict[bytes, bytes]:
-        if self._objects is None:
-            return {}  # nowhere to put them: not recorded, which rows say by being empty
-        return {
-            data: reference(await put_patiently(self._objects, data), len(data)) for data in large
-        }
-
     async def _await_answers(self) -> None:
         if not self._waiting:
             return
@@ -319,28 +287,15 @@ class Lane:
 
     def repeat_unanswered(self) -> None:
         """Have the lane publish again, under the same keys, what nobody answered in time."""
-        now = monotonic_ns()
-        self._unanswered, called = [], 0
-        for seat in self.seats.values():
-            if seat.machine.awaiting is None:
-                continue
-            steps, turns = seat.awaited()
-            waited = now - seat.published_ns
-            if turns and not steps:
-                waited -= int(max(map(seat.call_deadline_s, turns)) * 1e9)
-            if waited <= self._reply_wait_ns << min(seat.repeats, REPEATS_DOUBLED_MAX):
-                continue
-            seat.repeats += 1
-            called += len(turns)
-            for turn in turns:
-                self._calls.add(seat, turn, again=True)
-            self._unanswered += [(seat, stepped) for stepped in steps]
-        if self._unanswered or called:
+        self._unanswered, turns = overdue(self.seats.values(), monotonic_ns(), self._reply_wait_ns)
+        for seat, turn in turns:
+            self._calls.add(seat, turn, again=True)
+        if self._unanswered or turns:
             log.warning(
                 "lane %s: %d steps and %d tool turns unanswered, publishing again",
                 self.name,
                 len(self._unanswered),
-                called,
+                len(turns),
             )
             self._wake.set()
 
@@ -411,27 +366,3 @@ class Lane:
             self._wake.set()
         if not self._waiting:
             self._answered.set()
-
-
-def _large(seat: Seat, stepped: Stepped) -> set[bytes]:
-    """What of a step has to lie in the object store."""
-    if seat.above != "reference":
-        return set()
-    observations = stepped.observation, stepped.prior, stepped.reset_observation
-    return {data for data in observations if len(data) > seat.inline_bytes_max}
-
-
-def _recorded(seat: Seat, stepped: Stepped, references: Mapping[bytes, bytes]) -> Stepped:
-    """A step with references in place of large observations, or with none where none is kept."""
-
-    def recorded(data: bytes) -> bytes:
-        if len(data) <= seat.inline_bytes_max:
-            return data
-        # The same bytes may be another session's, which keeps them.
-        return references.get(data, b"") if seat.above == "reference" else b""
-
-    return stepped._replace(
-        observation=recorded(stepped.observation),
-        prior=recorded(stepped.prior),
-        reset_observation=recorded(stepped.reset_observation),
-    )
