@@ -27,6 +27,7 @@ from dsec.env_runtime import replies
 from dsec.env_runtime.lane import Lane
 from dsec.recorder.effects import Feed, Item
 from dsec.recorder.intake import read
+from dsec.scheduler import overflow
 from dsec.scheduler.handlers import Scheduler
 from dsec.session.io import AWAITS_LATE
 from dsec.session.late import Late
@@ -91,7 +92,7 @@ async def _nothing_pending(scheduler: Scheduler, consumer: Any, target: int) -> 
 def _a_state_behind_the_log() -> Iterator[None]:
     with (
         _instead(Scheduler, "_has_all", _nothing_pending),
-        _instead(Scheduler, "_known", lambda scheduler, floor: floor),
+        _instead(overflow, "known", lambda floor, reached: floor),
     ):
         yield
 

@@ -1,0 +1,59 @@
+"""Heartbeats, and until when there were none but those that were heard.
+
+A worker that nobody heard for a while counts as dead, so it must be known that whoever could have
+been heard was: heartbeats may lie in the server's buffers or in ours while this process, or the
+machine, is busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+
+from dsec.platform.bus import Bus, BusError
+from dsec.platform.bus.retry import AWAY
+from dsec.platform.cancellation import cancelled
+from dsec.scheduler.fold import hear
+from dsec.scheduler.intake import read_heartbeat
+from dsec.scheduler.state import SchedulerState
+
+HEARTBEATS = "dsec.worker.heartbeat.*"
+HEARD_PERIOD_S = 0.25
+
+
+class Listening:
+    """Hears the workers."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        state: SchedulerState,
+        monotonic: Callable[[], float],
+        on_heard: Callable[[], None],
+    ) -> None:
+        self._bus = bus
+        self._state = state
+        self._monotonic = monotonic
+        self._on_heard = on_heard
+
+    async def begin(self) -> None:
+        """Hear heartbeats from now on."""
+        self._state.heard_until_s = self._monotonic()
+        await self._bus.listen(HEARTBEATS, self._on_heartbeat)
+
+    async def _on_heartbeat(self, headers: Mapping[str, str], data: bytes) -> None:
+        heartbeat = read_heartbeat(headers, data)
+        if heartbeat is not None:
+            hear(self._state, heartbeat, self._monotonic())
+            self._on_heard()
+
+    async def hear_out(self) -> None:
+        """Know until when heartbeats were heard; for ever."""
+        while not cancelled():
+            asked_s = self._monotonic()
+            with contextlib.suppress(*AWAY, BusError):
+                await self._bus.stream_state()  # its answer comes behind what was there before it
+                await asyncio.sleep(0)  # which is heard in a task of its own
+                self._state.heard_until_s = asked_s
+            await asyncio.sleep(HEARD_PERIOD_S)
