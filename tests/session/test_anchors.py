@@ -21,7 +21,8 @@ from dsec.session.io import SessionConfig
 from dsec.session.local import run_in_memory
 from dsec.session.log_row import ANCHOR_CAPTURED, LogRow
 from dsec.session.machine import SessionMachine
-from dsec.session.rerun import Recorded, rerun, rerun_steps, undelivered
+from dsec.session.recorded import Recorded
+from dsec.session.rerun import rerun, rerun_steps, undelivered
 from dsec_contracts.canonical import decode, encode
 
 CONFIG = SessionConfig(11, 60)

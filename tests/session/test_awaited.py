@@ -13,7 +13,8 @@ from dsec.session.documents import AgentDocument, EnvDocument, ToolUse
 from dsec.session.io import SessionConfig
 from dsec.session.local import Failed, local_program, run_in_memory
 from dsec.session.machine import SessionMachine
-from dsec.session.rerun import Recorded, rerun, undelivered
+from dsec.session.recorded import Recorded
+from dsec.session.rerun import rerun, undelivered
 from dsec.session.shuffled import run_shuffled
 
 MODEL = ToolUse(ref="a" * 64, name="model", deadline_s=30.0)

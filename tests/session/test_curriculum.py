@@ -24,7 +24,8 @@ from dsec.session.io import (
 )
 from dsec.session.local import local_program, run_in_memory
 from dsec.session.machine import SessionMachine
-from dsec.session.rerun import Recorded, rerun, undelivered
+from dsec.session.recorded import Recorded
+from dsec.session.rerun import rerun, undelivered
 from dsec.session.shuffled import run_shuffled
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.step import STEP_FIELDS

@@ -7,7 +7,8 @@ import pytest
 
 from dsec.session.io import SessionConfig
 from dsec.session.machine import SessionMachine
-from dsec.session.rerun import Recorded, RecordedStep, rerun
+from dsec.session.recorded import Recorded, RecordedStep
+from dsec.session.rerun import rerun
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.step import STEP_FIELDS
 

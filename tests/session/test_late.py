@@ -28,7 +28,8 @@ from dsec.session.io import (
 from dsec.session.late import TOOL_RESULTS_OUTSTANDING_MAX
 from dsec.session.local import Failed, MemoryLog, local_program, run_in_memory
 from dsec.session.machine import SessionMachine
-from dsec.session.rerun import Recorded, rerun, undelivered
+from dsec.session.recorded import Recorded
+from dsec.session.rerun import rerun, undelivered
 from dsec.session.shuffled import run_shuffled
 from dsec_contracts import keys
 from dsec_contracts.canonical import decode, encode

@@ -9,7 +9,8 @@ from dsec.session.io import SessionConfig, cancel_input
 from dsec.session.local import MemoryLog, run_in_memory
 from dsec.session.log_row import RecordedGap
 from dsec.session.machine import SessionMachine
-from dsec.session.rerun import Recorded, RecordedInvalid, rerun, undelivered
+from dsec.session.recorded import Recorded, RecordedInvalid
+from dsec.session.rerun import rerun, undelivered
 from dsec_contracts import SessionCancelRequested
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.session import CancelCircumstance, CancelFact

@@ -26,7 +26,8 @@ from dsec.session.io import (
 from dsec.session.local import Failed, local_program, run_in_memory
 from dsec.session.log_row import RecordedGap
 from dsec.session.machine import SessionMachine
-from dsec.session.rerun import Recorded, rerun, rerun_steps, undelivered
+from dsec.session.recorded import Recorded
+from dsec.session.rerun import rerun, rerun_steps, undelivered
 from dsec_contracts import keys
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.step import STEP_FIELDS

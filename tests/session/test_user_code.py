@@ -5,7 +5,8 @@ import pytest
 from dsec.session.io import SessionConfig
 from dsec.session.machine import SessionMachine
 from dsec.session.program import ProgramError
-from dsec.session.rerun import Recorded, RecordedStep, rerun
+from dsec.session.recorded import Recorded, RecordedStep
+from dsec.session.rerun import rerun
 
 AGENT = """
 class Agent:

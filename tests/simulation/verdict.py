@@ -20,7 +20,7 @@ from dsec.replay.verify import verify
 from dsec.session.io import REWARD, REWARD_MISSING
 from dsec.session.log_row import LogRow
 from dsec.session.program import session_config
-from dsec.session.rerun import Recorded
+from dsec.session.recorded import Recorded
 from dsec_contracts import keys
 from dsec_contracts.canonical import decode
 from dsec_contracts.step import STEP_FIELDS

@@ -27,9 +27,9 @@ from dsec.platform.settings import configure_logging
 from dsec.platform.specs import blob_content
 from dsec.replay.verify import Verdict, request_of, verify
 from dsec.reward.score import Asks, RewardError, Score, Scorer, load_scorer
+from dsec.session.divergence import Divergence
 from dsec.session.log_row import LogRow
 from dsec.session.program import Program, ProgramError, load_program, session_config
-from dsec.session.rerun import Divergence
 from dsec_contracts import SYSTEM_SESSION, keys
 from dsec_contracts.canonical import decode
 

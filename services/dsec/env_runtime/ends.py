@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dsec.env_runtime.seats import Seat
 from dsec.session.chain import chain_end
+from dsec.session.divergence import Divergence
 from dsec.session.io import Ended
-from dsec.session.rerun import Divergence, Recorded
+from dsec.session.recorded import Recorded
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.step import STEP_FIELDS
 

@@ -23,7 +23,7 @@ from dsec.platform.virtual import undeclared_uses
 from dsec.session.documents import RewardDocument, SpecError, unseal
 from dsec.session.machine import Interposition
 from dsec.session.program import Program, ProgramError, load_program
-from dsec.session.rerun import Recorded
+from dsec.session.recorded import Recorded
 from dsec_contracts import SYSTEM_SESSION, keys
 from dsec_contracts.canonical import decode
 from dsec_contracts.session import RequestFact

@@ -22,7 +22,7 @@ from tenacity import (
 from dsec.platform.objects import BlobDamaged, BlobNotFound, ObjectStore, ObjectStoreError
 from dsec.session.anchor_record import RecordedAnchor
 from dsec.session.io import Ended
-from dsec.session.rerun import Recorded
+from dsec.session.recorded import Recorded
 from dsec_contracts.session import AnchorMiss, ResumedCircumstance
 
 log = logging.getLogger(__name__)

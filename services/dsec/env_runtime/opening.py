@@ -27,7 +27,8 @@ from dsec.session.io import Ended, Input, Started
 from dsec.session.log_row import RecordedGap
 from dsec.session.machine import SessionMachine
 from dsec.session.program import session_config
-from dsec.session.rerun import Recorded, RecordedInvalid, rerun_steps, undelivered
+from dsec.session.recorded import Recorded, RecordedInvalid
+from dsec.session.rerun import rerun_steps, undelivered
 from dsec_contracts.session import PlacedFact, RequestFact, ResumedCircumstance
 from dsec_contracts.tool import ToolUse
 

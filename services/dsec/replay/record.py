@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from dsec.session.chain import chain_end, chain_next, chain_start, digest16
-from dsec.session.rerun import Divergence, Recorded, RecordedStep
+from dsec.session.divergence import Divergence
+from dsec.session.recorded import Recorded, RecordedStep
 from dsec_contracts.canonical import CanonicalError, decode
 from dsec_contracts.step import STEP_FIELDS
 

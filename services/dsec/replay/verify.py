@@ -19,12 +19,14 @@ from dsec.platform.object_errors import BlobDamaged, BlobNotFound
 from dsec.replay.record import record_difference
 from dsec.reward.score import Asks, RewardError, Scorer, reward_fact
 from dsec.session import log_row
+from dsec.session.divergence import Divergence
 from dsec.session.io import SessionConfig
 from dsec.session.log_row import RecordedGap, Row, fact_map, position
 from dsec.session.machine import Interposition, SessionMachine
 from dsec.session.observations import resolve
 from dsec.session.program import Determinism, Program
-from dsec.session.rerun import Divergence, Recorded, RecordedInvalid, rerun
+from dsec.session.recorded import Recorded, RecordedInvalid
+from dsec.session.rerun import rerun
 from dsec_contracts.canonical import CanonicalError, decode, encode
 from dsec_contracts.session import RequestFact
 from dsec_contracts.step import STEP_FIELDS
