@@ -240,7 +240,7 @@ def test_an_observation_that_says_it_is_an_array(program, run):
 
 OURS = (
     "from dsec.session.adapters.gymnasium import EnvError as E; raise E('lost', 'the culprit')",
-    "from dsec.session.machine import _Stop as E; raise E('max_steps', 'the culprit')",
+    "from dsec.session.stops import Stop as E; raise E('max_steps', 'the culprit')",
     "from dsec.session.adapters.state import StateError as E; raise E('the culprit')",
     "from dsec.session.tools import CallsTooLarge as E; raise E('the culprit')",
     "from dsec.session.anchors import NotCaptured as E; raise E('the culprit')",
@@ -336,7 +336,7 @@ class Untellable({base}):
     [
         "Exception",
         "BaseException",
-        "__import__('dsec.session.machine', fromlist=['x'])._Stop",
+        "__import__('dsec.session.stops', fromlist=['x']).Stop",
         "__import__('dsec.session.adapters.gymnasium', fromlist=['x']).EnvError",
     ],
 )

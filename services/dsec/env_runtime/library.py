@@ -21,7 +21,7 @@ from dsec.platform.objects import ObjectStore, ObjectStoreError
 from dsec.platform.specs import Absent, blob_content, spec_content
 from dsec.platform.virtual import undeclared_uses
 from dsec.session.documents import RewardDocument, SpecError, unseal
-from dsec.session.machine import Interposition
+from dsec.session.interposition import Interposition
 from dsec.session.program import Program, ProgramError, load_program
 from dsec.session.recorded import Recorded
 from dsec_contracts import SYSTEM_SESSION, keys

@@ -10,7 +10,7 @@ from dsec.platform.virtual_torch import torch_enter, torch_exit, uses_torch
 from dsec.session import chance as chances
 from dsec.session.chance import Chance
 from dsec.session.code import CodeNamespace
-from dsec.session.machine import Interposition, PlainInterposition
+from dsec.session.interposition import Interposition, PlainInterposition
 from dsec.session.program import Program
 
 

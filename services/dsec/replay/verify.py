@@ -20,9 +20,10 @@ from dsec.replay.record import record_difference
 from dsec.reward.score import Asks, RewardError, Scorer, reward_fact
 from dsec.session import log_row
 from dsec.session.divergence import Divergence
+from dsec.session.interposition import Interposition
 from dsec.session.io import SessionConfig
 from dsec.session.log_row import RecordedGap, Row, fact_map, position
-from dsec.session.machine import Interposition, SessionMachine
+from dsec.session.machine import SessionMachine
 from dsec.session.observations import resolve
 from dsec.session.program import Determinism, Program
 from dsec.session.recorded import Recorded, RecordedInvalid

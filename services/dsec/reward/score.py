@@ -22,7 +22,7 @@ from dsec.session.chance import Chance
 from dsec.session.code import CodeNamespace
 from dsec.session.code_errors import CodeError, telling
 from dsec.session.documents import RewardDocument, SpecError, unseal
-from dsec.session.machine import Interposition, PlainInterposition
+from dsec.session.interposition import Interposition, PlainInterposition
 from dsec.session.raised import is_ours, told
 from dsec_contracts.canonical import CanonicalError
 from dsec_contracts.step import STEP_FIELDS

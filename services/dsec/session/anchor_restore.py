@@ -18,7 +18,6 @@ from dsec.session.io import Stepped
 from dsec.session.late import Late, turn_of_plain
 from dsec.session.machine import SessionMachine
 from dsec.session.raised import is_ours, told_in_a_line
-from dsec.session.tools import Answers
 from dsec_contracts.anchor import ANCHOR_STATE_BYTES_MAX
 from dsec_contracts.canonical import decode
 
@@ -99,7 +98,8 @@ def _take_position(machine: SessionMachine, told: dict[str, Any]) -> None:
     if told["called"] is not None:
         called = turn_of_plain(told["called"])
         last = last._replace(called=called)
-        machine._answers = Answers.of(called, machine._late_tools)
+        assert machine._turns is not None
+        machine._turns.expect(called)
     machine.last = last
 
 

@@ -33,6 +33,7 @@ from dsec.session.late import plain_turn
 from dsec.session.raised import is_ours, told_in_a_line
 from dsec.session.seeds import derive
 from dsec.session.state_anchor import WHOLE, StateAnchor
+from dsec.session.stops import run_user
 from dsec_contracts.anchor import (
     ANCHOR_BLOB_BYTES_MAX,
     ANCHOR_STATE_BYTES_MAX,
@@ -136,11 +137,11 @@ class Anchoring:
             tags = (*tags, "agent", *given.tags)
         if self._is_delayed:
             self._is_delayed = False
-            if machine._user("agent_raised", _gives_state, machine._agent):
+            if run_user("agent_raised", _gives_state, machine._agent):
                 tags = (*tags[: ANCHOR_TAGS_MAX - 1], "delayed_reward")
         if not tags or machine._pending_stop is not None:
             return
-        agent, is_whole = machine._user("agent_raised", _agent_state, machine._agent, given)
+        agent, is_whole = run_user("agent_raised", _agent_state, machine._agent, given)
         covered = None
         if machine.deterministic and not is_whole:
             covered = _covered(agent)
@@ -281,7 +282,7 @@ def _position_of(machine: SessionMachine) -> dict[str, Any]:
     last = machine.last
     assert last is not None
     assert not machine._inputs
-    assert not machine._calls
+    assert machine._turns is None or not machine._turns.under_way
     anchoring = machine._anchors
     delayed_at = None if anchoring is None else anchoring.delayed_at
     position = {} if delayed_at is None else {"delayed_at": delayed_at}

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from dsec.session.anchor_record import Frozen, captured_fact, frozen
 from dsec.session.documents import AgentDocument, EnvDocument, seal
+from dsec.session.interposition import Interposition
 from dsec.session.io import (
     Call,
     Called,
@@ -29,7 +30,7 @@ from dsec.session.io import (
     reward_input,
 )
 from dsec.session.log_row import LogRow
-from dsec.session.machine import Interposition, SessionMachine
+from dsec.session.machine import SessionMachine
 from dsec.session.program import Program, load_program
 from dsec.session.tools import called_fact
 from dsec_contracts import (

@@ -20,18 +20,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from struct import Struct
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
-from numpy import ndarray
-
-from dsec.session import chance as chances
-from dsec.session.adapters.gymnasium import EnvError, GymnasiumAdapter
-from dsec.session.adapters.state import StateError
+from dsec.session.adapters.gymnasium import GymnasiumAdapter
+from dsec.session.agent_config import agent_config
 from dsec.session.anchors import Anchoring, OnAnchor, restorer
-from dsec.session.awaited import Asked, offer_call
+from dsec.session.async_step import AsyncStep
+from dsec.session.awaited import offer_call
 from dsec.session.chain import chain_end, chain_next, chain_start, digest16
 from dsec.session.chance import Chance
 from dsec.session.curriculum import OPTION, Curriculum
+from dsec.session.decision import checked
+from dsec.session.encoding import ObservationEncoder, encode_info, plain_info
+from dsec.session.interposition import Interposition, PlainInterposition
 from dsec.session.io import (
     AWAITS_LATE,
     AWAITS_RESULTS,
@@ -41,31 +42,25 @@ from dsec.session.io import (
     REWARD_DEFERRED,
     REWARD_MISSING,
     TOOL_RESULT,
-    Call,
     Called,
     Ended,
     Input,
     SessionConfig,
     Started,
     Stepped,
-    called,
     reward_components,
     step_cause,
 )
 from dsec.session.late import Late, LateResult, LateReward
 from dsec.session.program import Determinism, Program
-from dsec.session.raised import MESSAGE_CHARS_MAX, is_ours, told, told_in_a_line, type_name
+from dsec.session.raised import MESSAGE_CHARS_MAX, told, told_in_a_line
 from dsec.session.seeds import derive
-from dsec.session.state_anchor import WHOLE, state_anchor_of
-from dsec.session.tools import Answers, CallsInvalid, CallsTooLarge, calls_of, result_of
+from dsec.session.state_anchor import WHOLE, StateAnchor
+from dsec.session.stops import Stop, encoded, is_dict, run_user, short, stop_of
+from dsec.session.tools import Answers, result_of
+from dsec.session.turns import Turns
 from dsec_contracts import keys
-from dsec_contracts.canonical import CanonicalError, encode, head
-
-OWN_CODES = frozenset(
-    ("agent_raised", "agent_invalid", "env_raised", "env_invalid", "too_large", "tool_turns_max")
-)
-"""The codes of failures that the machine itself finds, and finds again when it is re-executed.
-Beside these only a fatal notice about a reward fails a session from within."""
+from dsec_contracts.canonical import encode, head
 
 ROW_BYTES_MAX = 400_000
 """Action, info and extras of one step; observations may be larger, they travel as references."""
@@ -78,34 +73,6 @@ _HASH16 = b"\x50"
 _STEP_HEAD = head(4, 13)
 _FLOAT = Struct(">Bd").pack
 _NAN = encode(float("nan"))
-_KNOWN_KEYS = frozenset(
-    ("action", "action_params", "provenance", "extras", "tool_calls", "state_anchor")
-)
-
-
-class Interposition(Protocol):
-    """What stands between user code and the process's clock, chance and entropy."""
-
-    def enter(self, chance: Chance) -> None:
-        """User code of this session runs from now on."""
-
-    def exit(self, chance: Chance) -> None:
-        """User code stops running."""
-
-
-class PlainInterposition:
-    """Makes the session's chance the active one; whoever consults it sees it."""
-
-    enter = staticmethod(chances.activate)
-    exit = staticmethod(chances.deactivate)
-
-
-class _Stop(Exception):
-    """The session ends here: a failure with a code."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class SessionMachine:
@@ -114,14 +81,12 @@ class SessionMachine:
     __slots__ = (
         "_agent",
         "_anchors",
-        "_answers",
-        "_array_head",
-        "_array_key",
-        "_calls",
+        "_async",
         "_caused_by",
         "_chance",
         "_curriculum",
         "_done_episodes",
+        "_encode_observation",
         "_env",
         "_episode",
         "_episode_begun",
@@ -131,8 +96,6 @@ class SessionMachine:
         "_inputs",
         "_interposition",
         "_late",
-        "_late_tools",
-        "_named",
         "_observation",
         "_on_episode_start",
         "_on_missing",
@@ -141,11 +104,8 @@ class SessionMachine:
         "_pending_stop",
         "_prior",
         "_program",
-        "_returned",
         "_step",
-        "_suspended",
-        "_tools",
-        "_turn",
+        "_turns",
         "awaiting",
         "chain",
         "config",
@@ -171,25 +131,15 @@ class SessionMachine:
         self._on_reward: Callable[..., Any] | None = None
         self._on_missing: Callable[..., Any] | None = None
         self._on_tool_result: Callable[..., Any] | None = None
-        self._tools: tuple[str, ...] | None = program.agent.tool_names() or None
-        self._late_tools = program.agent.late_tool_names()
-        """Those whose calls do not block."""
+        self._turns = turns = Turns.of(program.agent)
+        """None where the agent may call no tools."""
+        self._async = AsyncStep() if program.is_async else None
         self._late: Late | None = None
         """Late inputs; None while there can be none."""
-        if self._late_tools or config.lag_steps is not None:
+        if (turns is not None and turns.late_names) or config.lag_steps is not None:
             self._late = Late(config.lag_steps, config.reward_lag_steps_max)
         level = config.curriculum_level
         self._curriculum = None if level is None else Curriculum(level)
-        self._suspended: Any = None
-        """The coroutine of `step` that awaits a call."""
-        self._returned: Any = None
-        """What that call came to."""
-        self._turn = 0
-        self._calls: list[bytes] = []
-        """The calls since the last step, as the next one names them."""
-        self._answers: Answers | None = None
-        self._named = 0
-        """How many of `_inputs` a turn has named already."""
         self._step = 0
         self._episode = 0
         self._done_episodes = 0
@@ -198,11 +148,10 @@ class SessionMachine:
         self._prior = b""
         self._info: dict[str, Any] = {}
         self._final: Any = None
-        self._pending_stop: _Stop | None = None
+        self._pending_stop: Stop | None = None
         self._inputs: list[bytes] = []
         self._caused_by = ""
-        self._array_key: Any = None
-        self._array_head = b""
+        self._encode_observation = ObservationEncoder().encode
         self.chain: bytes | None = None
         self.awaiting: int | None = None
         """The step whose reward the session waits for; `AWAITS_RESULTS` while it waits for tools
@@ -240,7 +189,12 @@ class SessionMachine:
     @property
     def called(self) -> Called | None:
         """The tool calls that the session waits for: made again if nobody answers them."""
-        return None if self._answers is None else self._answers.called
+        answers = self._answers
+        return None if answers is None else answers.called
+
+    @property
+    def _answers(self) -> Answers | None:
+        return None if self._turns is None else self._turns.answers
 
     @property
     def late(self) -> Late | None:
@@ -259,7 +213,7 @@ class SessionMachine:
         self._interposition.enter(self._chance)
         try:
             return self._start()
-        except _Stop as stop:
+        except Stop as stop:
             return self._end("failed", stop.code, str(stop))
         finally:
             self._interposition.exit(self._chance)
@@ -278,14 +232,15 @@ class SessionMachine:
         chance.position = self._step
         self._interposition.enter(chance)
         try:
+            turns = self._turns
             decision = self._decide()
-            taken = self._act(decision) if self._tools is None else self._act_or_call(decision)
+            taken = self._act(decision) if turns is None else self._act_or_call(turns, decision)
             if self._late is not None:
                 self._rest(self._late, taken)
             if self._anchors is not None and type(taken) is Stepped:
                 self._take_anchor(self._anchors)
             return taken
-        except _Stop as stop:
+        except Stop as stop:
             return self._end("failed", stop.code, str(stop))
         finally:
             self._interposition.exit(chance)
@@ -294,7 +249,7 @@ class SessionMachine:
         """Take an anchor if one is due. The step before it happened, whatever comes of that."""
         try:
             anchors.after_step(self)
-        except _Stop as stop:
+        except Stop as stop:
             self._pending_stop = stop
 
     def deliver(self, given: Input) -> Ended | None:
@@ -321,16 +276,16 @@ class SessionMachine:
                 self._tell_missing(given)
             elif given.kind == REWARD_DEFERRED:
                 self._defer()
-        except _Stop as stop:
+        except Stop as stop:
             return self._end("failed", stop.code, str(stop))
         finally:
             self._interposition.exit(self._chance)
         self._final = None
         if self._late is not None:
             return self._settle(self._late)
-        if self._answers is not None:
+        if self._turns is not None and (answers := self._turns.answers) is not None:
             self.awaiting = AWAITS_RESULTS
-            return self._hear_due(self._answers)
+            return self._hear_due(answers)
         return self._end_if_done()
 
     def _hear(self, given: Input) -> Ended | None:
@@ -356,9 +311,9 @@ class SessionMachine:
         if late.lacks(self._step, ending=self._ending):
             self.awaiting = AWAITS_LATE
             return None
-        if self._answers is not None:
+        if (answers := self._answers) is not None:
             self.awaiting = AWAITS_RESULTS
-            return self._hear_due(self._answers)
+            return self._hear_due(answers)
         self.awaiting = None
         return self._end_if_done()
 
@@ -382,14 +337,14 @@ class SessionMachine:
                 self._caused_by = keys.tool_result(turn.step, turn.turn, owed.index)
                 call_id, told = turn.calls[owed.index].id, result_of(given)
                 hear = cast(Callable[..., Any], self._on_tool_result)
-                self._user("agent_raised", hear, call_id, told)
+                run_user("agent_raised", hear, call_id, told)
             elif given.kind == REWARD:
                 self._caused_by = keys.reward(owed.step)
                 self._tell_reward(given, owed.stepped, owed.info, owed.final)
             else:
                 self._caused_by = keys.reward_missing(owed.step)
                 self._tell_missing(given)
-        except _Stop as stop:
+        except Stop as stop:
             return self._end("failed", stop.code, str(stop))
         finally:
             self._interposition.exit(self._chance)
@@ -407,7 +362,7 @@ class SessionMachine:
     def _owe_reward(self, late: Late) -> None:
         """Keep what the agent will be told beside the reward of the last step."""
         # The environment may write over what it returned.
-        told = self._user("env_raised", copy.deepcopy, (self._info, self._final))
+        told = run_user("env_raised", copy.deepcopy, (self._info, self._final))
         late.owe_reward(cast(Stepped, self.last), *told)
 
     def _rest(self, late: Late, taken: Stepped | Called) -> None:
@@ -419,7 +374,7 @@ class SessionMachine:
             self._caused_by = keys.step(taken.step)
             try:
                 self._owe_reward(late)
-            except _Stop as stop:
+            except Stop as stop:
                 self._pending_stop = stop
                 late.owe_reward(taken, {}, None)
             self._final = None
@@ -441,24 +396,26 @@ class SessionMachine:
             while (due := answers.due()) is not None:
                 call_id, given = due
                 self._inputs.append(given.name())
-                if self._suspended is not None:
-                    self._returned = result_of(given)
+                if self._async is not None and self._async.coroutine is not None:
+                    self._async.resume_with(result_of(given))
                 elif self._on_tool_result is not None:
-                    self._user("agent_raised", self._on_tool_result, call_id, result_of(given))
-        except _Stop as stop:
+                    run_user("agent_raised", self._on_tool_result, call_id, result_of(given))
+        except Stop as stop:
             return self._end("failed", stop.code, str(stop))
         finally:
             self._interposition.exit(self._chance)
         if not answers.complete:
             return None
-        self._answers = self.awaiting = None
+        self.awaiting = None
+        cast(Turns, self._turns).answers = None
         self._caused_by = answers.last_key
         return self._end_if_done()
 
     def close(self) -> None:
         """Give up the environment, and a decision that awaits a call. User code runs; what it
         raises is not ours to keep."""
-        for part in (self._suspended, getattr(self, "_env", None)):
+        coroutine = None if self._async is None else self._async.coroutine
+        for part in (coroutine, getattr(self, "_env", None)):
             if part is None:
                 continue
             self._interposition.enter(self._chance)
@@ -474,13 +431,14 @@ class SessionMachine:
     # -- inside --------------------------------------------------------------------------------
 
     def _start(self) -> Started:
-        self._env = self._user("env_raised", self._program.make_env)
+        self._env = run_user("env_raised", self._program.make_env)
         observation, info = self._reset(0)
-        self._user("agent_raised", self._make_agent)
-        if self._late_tools and self._on_tool_result is None:
-            raise _Stop(
+        run_user("agent_raised", self._make_agent)
+        late_names = frozenset() if self._turns is None else self._turns.late_names
+        if late_names and self._on_tool_result is None:
+            raise Stop(
                 "agent_invalid",
-                f"the agent has no on_tool_result, and declares {min(self._late_tools)} with "
+                f"the agent has no on_tool_result, and declares {min(late_names)} with "
                 "blocking: false: its results would reach nobody",
             )
         encoded = self._encode_observation(observation)
@@ -492,7 +450,7 @@ class SessionMachine:
     def _make_agent(self, anchor_id: str | None = None) -> None:
         """Make the agent and look up its hooks. All of it is user code, attributes included."""
         config = self.config
-        self._given = self._session_config(anchor_id)
+        self._given = agent_config(config, self._program.agent, self._env, anchor_id)
         # A copy: the agent may do with its configuration what it likes.
         self._bind(agent := self._program.agent_class(dict(self._given)))
         on_policy = getattr(agent, "on_policy", None) if config.policy_version else None
@@ -504,36 +462,21 @@ class SessionMachine:
         self._on_episode_start = getattr(agent, "on_episode_start", None)
         self._on_reward = getattr(agent, "on_reward", None)
         self._on_missing = getattr(agent, "on_reward_missing", None)
-        if self._tools is not None:
-            if self._program.is_async:
+        if self._turns is not None:
+            if self._async is not None:
                 offer_call(agent)
             self._on_tool_result = getattr(agent, "on_tool_result", None)
-
-    def _session_config(self, anchor_id: str | None) -> dict[str, Any]:
-        config, env = self.config, self._env
-        stream, document = config.agent_stream, self._program.agent
-        told = {} if config.curriculum_level is None else {OPTION: config.curriculum_level}
-        return told | {
-            "params": copy.deepcopy(document.params),
-            "observation_space": env.observation_space,
-            "action_space": env.agent_action_space(derive(config.seed, "action_space", stream)),
-            "tools": [tool.model_dump(mode="python") for tool in document.tools],
-            "resource_profile": dict(document.resource_profile),
-            "max_steps": config.max_steps,
-            "seed": derive(config.seed, "agent", stream),
-            "anchor_id": anchor_id,
-        }
 
     def _reset(self, episode: int) -> tuple[Any, dict[str, Any]]:
         seed = derive(self.config.seed, "env", episode)
         curriculum = self._curriculum
         options = None if curriculum is None else {OPTION: curriculum.level}
-        return self._user("env_raised", self._env.deterministic_reset, seed, options)  # type: ignore[no-any-return]
+        return run_user("env_raised", self._env.deterministic_reset, seed, options)  # type: ignore[no-any-return]
 
     def _reset_fact(self, observation: bytes, info: dict[str, Any], room_bytes: int) -> bytes:
-        info_bytes = self._encode_info(info)
+        info_bytes = encode_info(info)
         if len(info_bytes) > room_bytes:
-            raise _Stop(
+            raise Stop(
                 "too_large",
                 f"the info of a reset has {len(info_bytes)} bytes; there is room for {room_bytes}",
             )
@@ -547,92 +490,28 @@ class SessionMachine:
             )
         )
 
-    def _user(self, code: str, call: Callable[..., Any], *args: Any) -> Any:
-        """Call user code; whatever it raises becomes the session's end."""
-        try:
-            return call(*args)
-        except MemoryError:
-            raise
-        except BaseException as error:
-            raise _stop(code, error) from error
-
     def _decide(self) -> Any:
         """The agent's dict for the current observation."""
         if not self._episode_begun:
             self._episode_begun = True
             if self._on_episode_start is not None:
-                self._user("agent_raised", self._on_episode_start, self._episode)
+                run_user("agent_raised", self._on_episode_start, self._episode)
         if self.recorded_actions is not None:
             return self.recorded_actions(self._step)
         try:
-            if self._program.is_async:
-                decision = self._drive()
-            else:
+            if self._async is None:
                 decision = self._agent.step(self._observation)
+            else:
+                decision = self._async.drive(self._agent, self._observation, self._turns)
         except MemoryError:
             raise
         except BaseException as error:
-            raise _stop("agent_raised", error) from error
+            raise stop_of("agent_raised", error) from error
         return decision
 
-    def _drive(self) -> Any:
-        """Run `async def step` until it has decided, or awaits a call: that is a tool turn."""
-        coroutine, returned = self._suspended, self._returned
-        self._suspended = self._returned = None
-        if coroutine is None:
-            coroutine = self._agent.step(self._observation)
-        try:
-            asked = coroutine.send(returned)
-        except StopIteration as finished:
-            return finished.value
-        self._suspended = coroutine
-        if type(asked) is not Asked:
-            told = "step() awaited something other than the session's own calls"
-        elif self._tools is None:
-            told = "step() awaited call(), and the agent spec declares no `tools`"
-        elif asked.name in self._late_tools:
-            told = f"step() awaited {asked.name}, which is declared with blocking: false"
-        else:
-            return {"tool_calls": [{"name": asked.name, "arguments": asked.arguments}]}
-        raise _Stop("agent_invalid", told)
-
-    def _checked(self, decision: Any) -> tuple[Any, bytes]:
-        """What the environment is given, and the canonical extras."""
-        if type(decision) is not dict and _is_dict(decision):
-            decision = dict(decision)
-        if type(decision) is not dict or "action" not in decision:
-            raise _Stop(
-                "agent_invalid",
-                f"step() must return a dict with `action`, not {_short(decision)}",
-            )
-        action = decision["action"]
-        if len(decision) == 1:
-            return action, b""
-        for name in decision.keys() - _KNOWN_KEYS:
-            raise _Stop(
-                "agent_invalid", f"step() returned the key {_short(name)}, which is not known"
-            )
-        if decision.get("state_anchor") is not None:
-            self._ask_for_anchor(decision["state_anchor"])
-        if decision.get("tool_calls"):
-            raise _Stop(
-                "agent_invalid",
-                "step() returned tool_calls, and the agent spec declares no `tools`",
-            )
-        if (params := decision.get("action_params")) is not None:
-            action = {"action": action, "action_params": params}
-        extras = {k: decision[k] for k in ("extras", "provenance") if decision.get(k) is not None}
-        return action, _encoded("agent_invalid", "the extras", extras) if extras else b""
-
-    def _ask_for_anchor(self, given: Any) -> None:
-        try:
-            asked = state_anchor_of(given)
-        except ValueError as error:
-            raise _Stop("agent_invalid", f"state_anchor: {error}") from error
-        if asked is None:
-            return
+    def _ask_for_anchor(self, asked: StateAnchor) -> None:
         if asked.state is not WHOLE and restorer(self._agent) is None:
-            raise _Stop(
+            raise Stop(
                 "agent_invalid",
                 "state_anchor holds a state, and the agent has no set_state(state) to take it back",
             )
@@ -640,92 +519,53 @@ class SessionMachine:
             self._anchors = Anchoring(self._program.agent.anchors)
         self._anchors.given = asked
 
-    def _act_or_call(self, decision: Any) -> Stepped | Called:
+    def _act_or_call(self, turns: Turns, decision: Any) -> Stepped | Called:
         """A step, a turn of tool calls, or a step together with one."""
-        if not _is_dict(decision):
+        if not is_dict(decision):
             return self._act(decision)  # which says what is wrong with it
-        step, turn = self._step, self._turn
-        try:
-            decision = dict(decision)
-            calls = calls_of(decision, step, turn, self._tools or ())
-        except MemoryError:
-            raise
-        except BaseException as error:  # no mapping, or one of the user's own class
-            raise _stop("agent_invalid", error) from error
-        decision.pop("tool_calls", None)
+        step, turn = self._step, turns.turn
+        rest, calls = turns.asked(decision, step)
         if not calls:
-            return self._act(decision)
-        self._calls.extend([call.named() for call in calls])
-        if "action" not in decision:
-            return self._call(calls, decision)
-        self._act(decision)
-        turn_ = called(
-            step, turn, _EMPTY_LIST, calls, cast(bytes, self.chain), keys.step(step).encode()
-        )
-        self._ask(turn_)
-        self.last = cast(Stepped, self.last)._replace(called=turn_)
-        return self.last
-
-    def _call(self, calls: tuple[Call, ...], decision: dict[str, Any]) -> Called:
-        """A turn in which the environment stands still."""
-        most = self._program.agent.tool_turns_max
-        if decision:
-            raise _Stop(
-                "agent_invalid",
-                f"step() returned {_short(next(iter(decision)))} beside tool_calls and without an "
-                "action; of a tool turn nothing else is recorded yet",
-            )
-        if self._turn >= most:
-            raise _Stop(
-                "tool_turns_max",
-                f"step {self._step}: {most} tool turns without an action, which is tool_turns_max",
-            )
-        fresh = self._inputs[self._named :]
-        self._named = len(self._inputs)
-        turn = called(
-            self._step,
-            self._turn,
-            head(4, len(fresh)) + b"".join(fresh),
-            calls,
-            cast(bytes, self.chain),
-            step_cause(self._step, self._caused_by),
-        )
-        self._turn += 1
-        self._ask(turn)
-        if self._answers is not None:
+            return self._act(rest)
+        if "action" in rest:
+            self._act(rest)
+            made = turns.beside(step, turn, calls, cast(bytes, self.chain))
+            self._owe_results(turns, made)
+            self.last = cast(Stepped, self.last)._replace(called=made)
+            return self.last
+        chain = cast(bytes, self.chain)
+        made = turns.alone(step, calls, rest, self._inputs, chain, self._caused_by)
+        self._owe_results(turns, made)
+        if turns.answers is not None:
             self.awaiting = AWAITS_RESULTS
         else:
-            self._caused_by = keys.tool_call(turn.step, turn.turn)
-        return turn
+            self._caused_by = keys.tool_call(made.step, made.turn)
+        return made
 
-    def _ask(self, turn: Called) -> None:
-        """Expect the answers to a turn: now those to calls that block, later the others."""
-        self._answers = Answers.of(turn, self._late_tools)
-        if self._late_tools:
-            cast(Late, self._late).owe_results(turn, self._late_tools)
-
-    def _take_calls(self) -> bytes:
-        calls, self._calls = self._calls, []
-        self._turn = self._named = 0
-        return head(4, len(calls)) + b"".join(calls)
+    def _owe_results(self, turns: Turns, turn: Called) -> None:
+        """Expect the answers to those calls of a turn that do not block."""
+        if turns.late_names:
+            cast(Late, self._late).owe_results(turn, turns.late_names)
 
     def _act(self, decision: Any) -> Stepped:
         try:
-            action, extras = self._checked(decision)
+            action, extras, anchor = checked(decision)
+            if anchor is not None:
+                self._ask_for_anchor(anchor)
         except MemoryError:
             raise
         except BaseException as error:  # a subclass of dict, a value that has no truth
-            raise _stop("agent_invalid", error) from error
+            raise stop_of("agent_invalid", error) from error
         if type(action) is int and 0 <= action < 24:
             action_bytes = bytes((action,))
         else:
-            action_bytes = _encoded("agent_invalid", "the action", action)
+            action_bytes = encoded("agent_invalid", "the action", action)
         try:
             result = self._env.step(action)
         except MemoryError:
             raise
         except BaseException as error:
-            raise _stop("env_raised", error) from error
+            raise stop_of("env_raised", error) from error
         try:
             observation, env_reward, terminated, truncated, info = result
             env_reward = float(env_reward)
@@ -733,7 +573,7 @@ class SessionMachine:
         except MemoryError:
             raise
         except BaseException as error:
-            raise _Stop("env_invalid", _no_five(result, error)) from error
+            raise Stop("env_invalid", _no_five(result, error)) from error
         return self._record(
             action_bytes, observation, env_reward, terminated, truncated, info, extras
         )
@@ -753,11 +593,11 @@ class SessionMachine:
         encoded = self._encode_observation(observation)
         state = self._state_hash()
         if type(info) is not dict:
-            info = self._plain_info(info)
+            info = plain_info(info)
         empty = type(info) is dict and not info
-        info_bytes = _EMPTY_MAP if empty else self._encode_info(info)
+        info_bytes = _EMPTY_MAP if empty else encode_info(info)
         if len(info_bytes) + len(action) + len(extras) > ROW_BYTES_MAX:
-            raise _Stop(
+            raise Stop(
                 "too_large",
                 f"step {step}: action, info and extras have {len(action)}, {len(info_bytes)} and "
                 f"{len(extras)} bytes; together they may have {ROW_BYTES_MAX}",
@@ -780,7 +620,7 @@ class SessionMachine:
                 head(0, step),
                 head(0, episode),
                 inputs,
-                self._take_calls() if self._calls else _EMPTY_LIST,
+                _EMPTY_LIST if self._turns is None else self._turns.take_calls(),
                 action,
                 _NULL,
                 _FLOAT(0xFB, env_reward) if env_reward == env_reward else _NAN,
@@ -820,7 +660,7 @@ class SessionMachine:
         """
         try:
             # The reset may overwrite what the environment returned with the last step.
-            self._final, self._info = self._user(
+            self._final, self._info = run_user(
                 "env_raised", copy.deepcopy, (self._observation, self._info)
             )
             self._episode += 1
@@ -830,7 +670,7 @@ class SessionMachine:
             observation, info = self._reset(self._episode)
             encoded = self._encode_observation(observation)
             fact = self._reset_fact(encoded, info, room_bytes)
-        except _Stop as stop:
+        except Stop as stop:
             self._pending_stop = stop
             return _NULL, b""
         self._observation, self._prior = observation, encoded
@@ -870,13 +710,13 @@ class SessionMachine:
         except MemoryError:
             raise
         except BaseException as error:
-            raise _stop("agent_raised", error) from error
+            raise stop_of("agent_raised", error) from error
 
     def _tell_missing(self, given: Input) -> None:
         if given.fatal:
-            raise _Stop(given.code, given.message)
+            raise Stop(given.code, given.message)
         if self._on_missing is not None:
-            self._user("agent_raised", self._on_missing, given.ordinal, given.code)
+            run_user("agent_raised", self._on_missing, given.ordinal, given.code)
 
     @property
     def _done(self) -> bool:
@@ -905,7 +745,9 @@ class SessionMachine:
         inputs = self._take_inputs()
         steps, episodes = self._step, self._done_episodes
         chain = chain_end(self.chain, status, code, steps, episodes, inputs)
-        self.awaiting = self._answers = self._late = None
+        self.awaiting = self._late = None
+        if self._turns is not None:
+            self._turns.answers = None
         self.ended = Ended(
             status, code, steps, episodes, inputs, chain, message[:MESSAGE_CHARS_MAX]
         )
@@ -917,87 +759,17 @@ class SessionMachine:
             self._given = {}
         return self.ended
 
-    def _encode_observation(self, observation: Any) -> bytes:
-        if type(observation) is ndarray:
-            key = (observation.dtype, observation.shape)
-            if key == self._array_key:
-                data: bytes = observation.tobytes()
-                return self._array_head + data
-            if observation.dtype.byteorder in "<=|" and observation.dtype.kind in "biuf":
-                body = observation.tobytes()
-                encoded = encode(observation)
-                self._array_key = key
-                self._array_head = encoded[: len(encoded) - len(body)]
-                return encoded
-        return _encoded("env_invalid", "the observation", observation)
-
-    def _encode_info(self, info: Any) -> bytes:
-        if not _is_dict(info):
-            raise _Stop("env_invalid", f"info must be a dict, not {_short(info)}")
-        info = self._plain_info(info)
-        return _encoded("env_invalid", "the info", info) if info else _EMPTY_MAP
-
-    def _plain_info(self, info: Any) -> Any:
-        """A subclass of dict is user code, at every question that it is asked."""
-        if type(info) is not dict and _is_dict(info):
-            return self._user("env_invalid", dict, info)
-        return info
-
     def _state_hash(self) -> bytes:
         try:
             return self._env.state_hash()
         except MemoryError:
             raise
         except BaseException as error:
-            raise _stop("env_raised", error) from error
-
-
-def _stop(code: str, error: BaseException) -> _Stop:
-    """The end that an error makes of a session: `code`, unless it is one of ours that has its own.
-    What user code raises is user code's, whatever its class."""
-    if not is_ours(error):
-        return _Stop(code, told(error))
-    match error:
-        case _Stop():
-            return error
-        case EnvError():
-            return _Stop(error.code, str(error))
-        case StateError():
-            return _Stop("env_invalid", str(error))
-        case CallsTooLarge():
-            return _Stop("too_large", str(error))
-        case CallsInvalid():
-            return _Stop("agent_invalid", str(error))
-    return _Stop(code, told(error))
-
-
-def _encoded(code: str, what: str, value: Any) -> bytes:
-    """The canonical bytes of a value that user code gave."""
-    try:
-        return encode(value)
-    except MemoryError:
-        raise
-    except BaseException as error:  # a mapping of the user's own class is user code
-        if is_ours(error) and isinstance(error, CanonicalError):
-            raise _Stop(code, f"{what} cannot be recorded: {error}") from error
-        raise _stop(code, error) from error
+            raise stop_of("env_raised", error) from error
 
 
 def _no_five(result: Any, error: BaseException) -> str:
     return (
         "step must return (observation, reward, terminated, truncated, info), with a number and "
-        f"two truth values; it returned {_short(result)}: {told_in_a_line(error)}"
+        f"two truth values; it returned {short(result)}: {told_in_a_line(error)}"
     )
-
-
-def _short(value: Any) -> str:
-    if type(value) in (str, int, float, type(None)):
-        return repr(value)[:80]
-    if type(value) is tuple:
-        return f"a tuple of {len(value)}"
-    return type_name(value)
-
-
-def _is_dict(value: Any) -> bool:
-    """As `isinstance`, which asks the value itself what it is, and that is user code."""
-    return issubclass(type(value), dict)

@@ -32,10 +32,11 @@ from dsec.session.io import (
     Stepped,
 )
 from dsec.session.log_row import RecordedGap
-from dsec.session.machine import OWN_CODES, SessionMachine
+from dsec.session.machine import SessionMachine
 from dsec.session.named_inputs import NamedInputs, NotInLog
 from dsec.session.recorded import Recorded, RecordedStep
 from dsec.session.recorded_turns import RecordedTurns
+from dsec.session.stops import OWN_CODES
 from dsec_contracts import keys
 from dsec_contracts.canonical import decode
 from dsec_contracts.step import STEP_FIELDS
