@@ -26,8 +26,7 @@ from typing import Any
 
 import tenacity.wait
 
-from dsec.platform import clock
-from dsec.reward import permits
+from dsec.platform import clock, permits
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 START_NS = int(START.timestamp()) * 1_000_000_000
