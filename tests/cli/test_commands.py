@@ -25,7 +25,7 @@ from dsec.cli.tables import as_yaml, print_fields
 from dsec.client.queries import Summary
 from dsec.client.specs import read_session
 from dsec.platform.telemetry.metrics import NAMED
-from dsec.session.local import MemoryLog
+from dsec.session.memory_log import MemoryLog
 from dsec_contracts import SessionRequested, keys
 from dsec_contracts.session import RequestFact
 

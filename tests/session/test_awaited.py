@@ -11,8 +11,9 @@ from dsec.replay.verify import verify
 from dsec.reward.score import EnvScorer
 from dsec.session.documents import AgentDocument, EnvDocument, ToolUse
 from dsec.session.io import SessionConfig
-from dsec.session.local import Failed, local_program, run_in_memory
+from dsec.session.local import local_program, run_in_memory
 from dsec.session.machine import SessionMachine
+from dsec.session.memory_log import Failed
 from dsec.session.recorded import Recorded
 from dsec.session.rerun import rerun, undelivered
 from dsec.session.shuffled import run_shuffled

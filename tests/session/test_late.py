@@ -26,8 +26,9 @@ from dsec.session.io import (
     reward_input,
 )
 from dsec.session.late import TOOL_RESULTS_OUTSTANDING_MAX
-from dsec.session.local import Failed, MemoryLog, local_program, run_in_memory
+from dsec.session.local import local_program, run_in_memory
 from dsec.session.machine import SessionMachine
+from dsec.session.memory_log import Failed, MemoryLog
 from dsec.session.recorded import Recorded
 from dsec.session.rerun import rerun, undelivered
 from dsec.session.shuffled import run_shuffled

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from dsec.reward.score import EnvScorer
 from dsec.session.io import SessionConfig, cancel_input
-from dsec.session.local import MemoryLog, run_in_memory
+from dsec.session.local import run_in_memory
 from dsec.session.log_row import RecordedGap
 from dsec.session.machine import SessionMachine
+from dsec.session.memory_log import MemoryLog
 from dsec.session.recorded import Recorded, RecordedInvalid
 from dsec.session.rerun import rerun, undelivered
 from dsec_contracts import SessionCancelRequested

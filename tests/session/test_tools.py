@@ -23,9 +23,10 @@ from dsec.session.io import (
     failure_content,
     result_input,
 )
-from dsec.session.local import Failed, local_program, run_in_memory
+from dsec.session.local import local_program, run_in_memory
 from dsec.session.log_row import RecordedGap
 from dsec.session.machine import SessionMachine
+from dsec.session.memory_log import Failed
 from dsec.session.recorded import Recorded
 from dsec.session.rerun import rerun, rerun_steps, undelivered
 from dsec_contracts import keys

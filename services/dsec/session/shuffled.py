@@ -14,16 +14,10 @@ from uuid import UUID
 
 from dsec.session.anchor_record import Frozen, frozen
 from dsec.session.io import Called, Input, SessionConfig, Started, Stepped, deferred_input
-from dsec.session.local import (
-    CAUSE_BYTES,
-    CallTool,
-    MemoryLog,
-    ScorerLike,
-    no_tools,
-    scored_or_missing,
-)
+from dsec.session.local import CAUSE_BYTES, CallTool, ScorerLike, no_tools, scored_or_missing
 from dsec.session.log_row import LogRow
 from dsec.session.machine import SessionMachine
+from dsec.session.memory_log import MemoryLog
 from dsec.session.program import Program
 
 DEFERRED_CODE = "service_slow"
