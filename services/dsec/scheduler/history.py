@@ -14,11 +14,11 @@ from datetime import datetime
 from typing import Any, Self
 from uuid import UUID
 
-from sqlalchemy import ARRAY, DateTime, Text, Uuid, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from dsec.platform.db import async_engine
 from dsec.platform.log import LogReader, Position
+from dsec.scheduler import queries
 from dsec.scheduler.admission import Prior, digest_of
 from dsec.scheduler.curriculum import Portion, Unread
 from dsec.scheduler.episodes import EPISODES, parameters, portion
@@ -57,102 +57,6 @@ _EVENTS: dict[str, type[Event]] = {
     )
 }
 _SYSTEM = {"system": keys.SYSTEM_SESSION, "system_at": keys.session_time(keys.SYSTEM_SESSION)}
-
-_FLOOR = text(
-    "select epoch, sequence, stream_created, message_time from log_floor"
-    " order by epoch desc limit 1"
-)
-_SPECS = text(
-    "select fact_json->>'spec_hash', fact_json->>'kind', circumstance->'services' from event_log "
-    "where kind = 'spec.registered' and step is null"
-)
-_SERVICES = text("select fact from event_log where kind = 'service.declared' and step is null")
-_PARKED = text("select 1 from event_parked where event_type = any(:types) limit 1").bindparams(
-    bindparam("types", type_=ARRAY(Text()))
-)
-_POLICIES = text("select key from event_log where kind = 'policy.published' and step is null")
-_FENCES = text(
-    "select kind, epoch, sequence, fact, circumstance::text, event_time from event_log "
-    "where kind = 'worker.fenced' and step is null and (epoch, sequence) <= (:epoch, :sequence)"
-)
-_PLACED = text(
-    """
-    with open as (
-        select p.session_id, p.session_at from event_log p
-        where p.kind = 'session.placed' and p.step is null and p.key = 'placed:1'
-        and not exists (
-            select from event_log e where e.session_id = p.session_id
-            and e.session_at = p.session_at and e.key = 'ended'
-        )
-    )
-    select l.kind, l.epoch, l.sequence, l.fact, l.circumstance::text, l.event_time
-    from open join event_log l using (session_id, session_at)
-    where l.step is null and (l.epoch, l.sequence) <= (:epoch, :sequence)
-    and l.kind in ('session.requested', 'session.cancel_requested', 'session.placed',
-                   'session.released', 'curriculum.changed')
-    """
-)
-_ENDED_SINCE = text(
-    """
-    with over as (
-        select session_id, session_at from event_log
-        where kind = 'session.ended' and step is null
-        and (epoch, sequence) > (:epoch, :after) and (epoch, sequence) <= (:epoch, :sequence)
-        order by epoch desc, sequence desc limit :limit
-    )
-    select l.kind, l.epoch, l.sequence, l.fact, l.circumstance::text, l.event_time
-    from over join event_log l using (session_id, session_at)
-    where l.step is null and l.kind in ('session.placed', 'session.released', 'session.ended')
-    order by l.epoch, l.sequence
-    """
-)
-_WAITING = text(
-    """
-    select r.event_id, r.epoch, r.sequence, r.fact, c.circumstance->>'code'
-    from event_log r
-    left join event_log c on c.session_id = r.session_id and c.session_at = r.session_at
-        and c.key = 'cancel_requested'
-    where r.kind = 'session.requested' and r.step is null
-    and (r.epoch, r.sequence) >= (:from_epoch, :from_sequence)
-    and (r.epoch, r.sequence) <= (:epoch, :sequence)
-    and not exists (
-        select from event_log o where o.session_id = r.session_id
-        and o.session_at = r.session_at and o.key in ('ended', 'placed:1')
-    )
-    and not exists (
-        select from event_log j where j.session_id = :system and j.session_at = :system_at
-        and j.key = 'rejected:' || r.event_id
-    )
-    order by r.epoch, r.sequence limit :limit
-    """
-)
-_PRIOR = text(
-    """
-    select r.session_id, r.key, r.epoch, r.sequence, r.fact, r.circumstance->>'code', exists (
-        select from event_log j where j.session_id = :system and j.session_at = :system_at
-        and j.key = 'rejected:' || r.event_id
-    )
-    from event_log r
-    where r.session_id = any(:ids) and r.session_at between :earliest and :latest
-    and r.key in ('requested', 'cancel_requested')
-    """
-).bindparams(
-    bindparam("ids", type_=ARRAY(Uuid())),
-    bindparam("earliest", type_=DateTime(timezone=True)),
-    bindparam("latest", type_=DateTime(timezone=True)),
-)
-_TAIL = text(
-    """
-    select
-        (select chain from event_log where session_id = :id and session_at = :at
-            and key = 'started'),
-        (select chain from event_log where session_id = :id and session_at = :at
-            and kind = 'session.stepped' order by step desc limit 1),
-        count(*), coalesce(max(step) + 1, 0), count(*) filter (where terminated or truncated)
-    from event_log
-    where session_id = :id and session_at = :at and kind = 'session.stepped'
-    """
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +118,7 @@ class History:
 
     async def floor(self) -> FloorRow | None:
         """The floor; None where nothing was ever recorded."""
-        rows = await self._rows(_FLOOR, {})
+        rows = await self._rows(queries.FLOOR, {})
         return FloorRow(Position(*rows[0][:2]), *rows[0][2:]) if rows else None
 
     async def wait_floor(self, at: Position, timeout_s: float) -> None:
@@ -236,28 +140,30 @@ class History:
             ServiceDeclared,
         ]
         types = [kind.event_type() for kind in kinds]
-        return bool(await self._rows(_PARKED, {"types": types}))
+        return bool(await self._rows(queries.PARKED, {"types": types}))
 
     async def specs(self) -> dict[str, tuple[str, tuple[str, ...]]]:
         """Spec hash to kind and the outside services that it asks."""
-        found = await self._rows(_SPECS, {})
+        found = await self._rows(queries.SPECS, {})
         return {row[0]: (row[1], tuple(sorted(row[2] or ()))) for row in found}
 
     async def services(self) -> list[ServiceFact]:
         """Every declaration of a service."""
-        found = await self._rows(_SERVICES, {})
+        found = await self._rows(queries.SERVICES, {})
         return [ServiceFact.model_validate(decode(row[0])) for row in found]
 
     async def policies(self) -> set[str]:
         """`name@version` of every published policy."""
-        found = await self._rows(_POLICIES, {})
+        found = await self._rows(queries.POLICIES, {})
         return {row[0].removeprefix("policy:").replace(".", "@", 1) for row in found}
 
     async def placed(self, floor: Position) -> AsyncIterator[tuple[Position, Event, datetime]]:
         """What was said of sessions that were placed and have not ended, and of fenced workers,
         in the order of the stream, up to `floor`; and when."""
         parameters = {"epoch": floor.epoch, "sequence": floor.sequence}
-        rows = await self._rows(_PLACED, parameters) + await self._rows(_FENCES, parameters)
+        rows = await self._rows(queries.PLACED, parameters) + await self._rows(
+            queries.FENCES, parameters
+        )
         rows.sort(key=lambda row: (row[1], row[2]))
         for number, (kind, epoch, sequence, fact, circumstance, time) in enumerate(rows):
             if number % ROWS_AT_ONCE_MAX == 0:
@@ -278,7 +184,7 @@ class History:
         return [
             (Position(epoch, sequence), _event(kind, fact, circumstance), time)
             for kind, epoch, sequence, fact, circumstance, time in await self._rows(
-                _ENDED_SINCE, parameters
+                queries.ENDED_SINCE, parameters
             )
         ]
 
@@ -291,7 +197,7 @@ class History:
             "sequence": floor.sequence,
             "limit": limit,
         }
-        rows = await self._rows(_WAITING, parameters | _SYSTEM)
+        rows = await self._rows(queries.WAITING, parameters | _SYSTEM)
         return [
             LoggedRequest(
                 event_id,
@@ -312,7 +218,7 @@ class History:
         window = {"ids": list(asked), "earliest": min(times), "latest": max(times)}
         found: dict[UUID, Prior] = {}
         for session_id, key, epoch, sequence, fact, code, refused in await self._rows(
-            _PRIOR, window | _SYSTEM
+            queries.PRIOR, window | _SYSTEM
         ):
             known = found.get(session_id, Prior(None, False))
             if key == keys.CANCEL_REQUESTED:
@@ -330,7 +236,7 @@ class History:
             LogGap: a step is missing.
         """
         at = keys.session_time(session_id)
-        rows = await self._rows(_TAIL, {"id": session_id, "at": at})
+        rows = await self._rows(queries.TAIL, {"id": session_id, "at": at})
         started, last, rows_found, steps, episodes = rows[0]
         if rows_found != steps:
             raise LogGap(f"session {session_id} has {rows_found} step rows of {steps} steps")
