@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from dsec.client.check_reward import REWARD_STEPS, check_reward
-from dsec.client.specs import SealedSpec, read_spec
+from dsec.client.sealing import SealedSpec
+from dsec.client.specs import read_spec
 from dsec.client.yaml_file import SpecFileError
 
 ENV = {"entry": "gymnasium:CartPole-v1", "code": []}

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dsec.client.specs import SealedSpec, read_spec
+from dsec.client.sealing import SealedSpec
+from dsec.client.specs import read_spec
 from dsec.client.yaml_file import SpecFileError
 from dsec.tool.call import Tool, load
 from dsec.tool.frames import Failure, Order, Outcome

@@ -9,7 +9,9 @@ import yaml
 
 from dsec.client.check import check_env, check_spec
 from dsec.client.local_imports import local_imports
-from dsec.client.specs import SealedSpec, read_reward, read_session, read_spec
+from dsec.client.reward_file import read_reward
+from dsec.client.sealing import SealedSpec
+from dsec.client.specs import read_session, read_spec
 from dsec.client.yaml_file import SpecFileError
 from dsec.session.documents import unseal
 

@@ -12,7 +12,9 @@ from dsec.cli.answer import answers, err, exit_with, json_option, run_async, say
 from dsec.cli.experiment import WorkerKiller, follow, identical_at_every_step, problems
 from dsec.cli.own_stack import some_client
 from dsec.client.client import Client
-from dsec.client.specs import SealedSpec, SessionPlan, read_reward, read_spec
+from dsec.client.reward_file import read_reward
+from dsec.client.sealing import SealedSpec
+from dsec.client.specs import SessionPlan, read_spec
 from dsec.session.documents import SessionDocument
 
 SAMPLER = "dsec.client.check:Sampler"

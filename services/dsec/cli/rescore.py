@@ -22,7 +22,8 @@ from dsec.cli.answer import (
 from dsec.cli.find import find_session
 from dsec.client.client import Client
 from dsec.client.rescoring import rescore as rescore_sessions
-from dsec.client.specs import SealedSpec, read_spec
+from dsec.client.sealing import SealedSpec
+from dsec.client.specs import read_spec
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dsec.client.specs import SealedSpec, load_code
+from dsec.client.code_files import load_code
+from dsec.client.sealing import SealedSpec
 from dsec.client.told import code_sentence, last_line
 from dsec.client.yaml_file import SpecFileError
 from dsec.platform import virtual

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dsec.client.check import played
-from dsec.client.specs import SealedSpec
+from dsec.client.sealing import SealedSpec
 from dsec.client.yaml_file import SpecFileError
 from dsec.platform.interposition import interposition_of
 from dsec.reward.fact import ENV

@@ -32,7 +32,8 @@ from dsec.client.publishing import (
 )
 from dsec.client.queries import Queries, Summary
 from dsec.client.requests import request_facts
-from dsec.client.specs import SealedSpec, SessionPlan, read_session, read_spec
+from dsec.client.sealing import SealedSpec
+from dsec.client.specs import SessionPlan, read_session, read_spec
 from dsec.platform.bus import Bus
 from dsec.platform.clock import utc_now
 from dsec.platform.log import LogReader, Position, is_away

@@ -6,9 +6,13 @@ order, nothing hidden, nothing that no import could reach, and no link that leav
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from dsec.client.told import code_sentence
 from dsec.client.yaml_file import SpecFileError
+from dsec.session.code import CodeNamespace
+from dsec.session.code_errors import CodeError
 from dsec.session.documents import SPEC_FILE_BYTES_MAX, SPEC_FILES_MAX
 
 FILES_LOOKED_AT_MAX = 100_000
@@ -76,3 +80,15 @@ def _read(path: Path, where: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise SpecFileError(f"{where}: {path} cannot be read: {error.strerror}") from error
+
+
+def load_code(spec_hash: str, files: Mapping[str, bytes], where: str) -> CodeNamespace:
+    """The namespace of shipped files.
+
+    Raises:
+        SpecFileError: the files cannot be modules side by side.
+    """
+    try:
+        return CodeNamespace(spec_hash, files)
+    except CodeError as error:
+        raise SpecFileError(f"{where}: {code_sentence(error)}") from error

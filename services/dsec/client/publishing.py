@@ -12,7 +12,7 @@ from uuid import UUID
 
 from dsec.client.endpoints import ClientError
 from dsec.client.queries import request_event_id
-from dsec.client.specs import SealedSpec
+from dsec.client.sealing import SealedSpec
 from dsec.platform.bus import Bus, BusError
 from dsec.platform.objects import ObjectStore
 from dsec.platform.telemetry import parse_traceparent
