@@ -19,11 +19,14 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Thread
 from uuid import UUID
 
 from rig import Rig, rig, say, write_session
@@ -88,6 +91,29 @@ def cores_worth() -> float:
     with ProcessPoolExecutor(cores, get_context("spawn")) as pool:
         together = sum(pool.map(raw_steps_per_s, [2.0] * cores))
     return together / alone
+
+
+@contextmanager
+def collector() -> Iterator[tuple[str, list[int]]]:
+    """Something that takes what telemetry is sent: its URL, and the bytes of each request."""
+    taken: list[int] = []
+
+    class Taker(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            taken.append(len(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing on the terminal."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Taker)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", taken
+    finally:
+        server.shutdown()
 
 
 async def rewarded_between(stack: Rig, low: int, high: int) -> int:
@@ -158,13 +184,14 @@ async def batch(stack: Rig, session: Path, n: int) -> Batch:
 
 
 async def measure(
-    n: int, sync: str, pairs: int, steps_total: int, *, timescaledb: bool
+    n: int, sync: str, pairs: int, steps_total: int, *, timescaledb: bool, telemetry_to: str = ""
 ) -> dict[str, object]:
     """One row of the result."""
     batches: list[Batch] = []
     raws: list[float] = []
     worth: list[float] = []
-    async with rig(sync_interval=sync, timescaledb=timescaledb) as stack:
+    environment = {"DSEC_OTLP_ENDPOINT": telemetry_to}
+    async with rig(sync_interval=sync, timescaledb=timescaledb, environment=environment) as stack:
         session = write_specs(stack.directory, max(steps_total // n, 40))
         # Imports and caches are a worker's, not its sessions'.
         warm_up = stack.directory / "warm_up" / "session.yaml"
@@ -187,6 +214,7 @@ async def measure(
         "sessions": n,
         "sync": sync,
         "timescaledb": timescaledb,
+        "tracing": bool(telemetry_to),
         "raw_steps_per_s": round(statistics.median(raws)),
         "durable_steps_per_s": round(statistics.median(rates)),
         "ratio": round(statistics.median(ratios), 3),
@@ -205,6 +233,7 @@ async def main() -> None:
     parser.add_argument("--steps", type=int, default=400_000, help="steps of a batch, in all")
     parser.add_argument("--all", action="store_true", help="every row that the README reports")
     parser.add_argument("--timescaledb", action="store_true", help="the log as a hypertable")
+    parser.add_argument("--tracing", action="store_true", help="with telemetry on, as by default")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     plan = [(n, arguments.sync) for n in arguments.sessions or [256]]
@@ -213,10 +242,20 @@ async def main() -> None:
             (256, "always"),
             (1024, "always"),
         ]
-    rows = [
-        await measure(n, sync, arguments.pairs, arguments.steps, timescaledb=arguments.timescaledb)
-        for n, sync in plan
-    ]
+    rows = []
+    with collector() as (url, taken):
+        for n, sync in plan:
+            row = await measure(
+                n,
+                sync,
+                arguments.pairs,
+                arguments.steps,
+                timescaledb=arguments.timescaledb,
+                telemetry_to=url if arguments.tracing else "",
+            )
+            rows.append(row)
+    if arguments.tracing and not taken:
+        raise SystemExit("telemetry was on, and nothing of it came: this measured nothing")
     if arguments.json:
         print(json.dumps(rows))
         return
