@@ -30,26 +30,51 @@ from dsec.platform.stack.timescale import timescale_programs
 
 T = TypeVar("T")
 PASSWORD = "for-tests-only"
-DEAR_FIXTURES = ("stack", "timescale_root", "community_folder")
+DEAR = {
+    "stack": "stack",
+    "timescaledb": "timescaledb",
+    "timescale_root": "timescaledb",
+    "timescale_community": "timescale_community",
+}
+"""Marks and fixtures, and the group of the tests that have them: they share what is dear."""
 _left_out: set[str] = set()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests are spread over processes, one has all that start whole stacks: two at once only
-    slow each other down. One has all that share a dear fixture, and otherwise a whole file; and
-    what takes longest begins first."""
+    slow each other down. One has all that share what is dear, and otherwise a whole file; and what
+    takes longest begins first.
+
+    First of its name: pytest-xdist reads the groups in a hook of this name.
+    """
     for item in items:
-        names = getattr(item, "fixturenames", ())
-        dear = next((name for name in DEAR_FIXTURES if name in names), None)
-        if item.get_closest_marker("stack") is not None:
-            dear = "stack"
-        item.add_marker(pytest.mark.xdist_group(dear or item.nodeid.split("::")[0]))
+        names = {mark.name for mark in item.iter_markers()}
+        names.update(getattr(item, "fixturenames", ()))
+        dear = next((group for name, group in DEAR.items() if name in names), None)
+        file = item.nodeid.partition(".py::")[0].removeprefix("tests/")
+        item.add_marker(pytest.mark.xdist_group(dear or file))
     items.sort(key=lambda item: item.get_closest_marker("stack") is None)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    """Tests that are spread without their groups pass all the same, and start every server and
+    every stack once a process: twice the time, and nothing says why."""
+    if node.config.getoption("dist") == "loadgroup" and not all("@" in each for each in ids):
+        pytest.exit(
+            "this pytest-xdist loses the groups of tests under this pytest: install those that "
+            "pyproject.toml names (pip install -e '.[dev]')",
+            returncode=pytest.ExitCode.USAGE_ERROR,
+        )
+
+
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Keep what is left out, for the last lines."""
-    _left_out.update(item.nodeid for item in items if item.get_closest_marker("long"))
+    """Keep what is left out, for the last lines: without the group that pytest-xdist appends."""
+    for item in items:
+        if item.get_closest_marker("long"):
+            group = item.get_closest_marker("xdist_group")
+            _left_out.add(item.nodeid.removesuffix(f"@{group.args[0]}" if group else ""))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
