@@ -24,7 +24,7 @@ from dsec.env_runtime.heap import Heap
 from dsec.env_runtime.hearing import Hearing
 from dsec.env_runtime.lane import Lane
 from dsec.env_runtime.loading import Loaded, Search
-from dsec.env_runtime.running import RunningSlot
+from dsec.env_runtime.running import EXIT_FENCED, RunningSlot
 from dsec.env_runtime.seats import (
     UNPUBLISHABLE,
     Library,
@@ -72,7 +72,6 @@ from dsec_contracts.worker import HeartbeatCircumstance, HeartbeatFact
 
 log = logging.getLogger(__name__)
 
-EXIT_FENCED = 75
 LOAD_DEADLINE_S = 120.0
 """Importing a session's code takes this long at most."""
 HAND_BACK_PAUSE_S = 2.0
