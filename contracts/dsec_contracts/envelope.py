@@ -152,6 +152,8 @@ class Part(BaseModel):
         ser_json_bytes="base64",
         val_json_bytes="base64",
         ser_json_inf_nan="constants",
+        # Of thirty events a process uses a few: each is made ready when it is first used.
+        defer_build=True,
     )
 
 

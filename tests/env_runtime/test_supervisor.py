@@ -15,10 +15,15 @@ import pytest
 from tests.env_runtime.conftest import connected
 
 from dsec.env_runtime import supervisor
-from dsec.env_runtime.running import EXIT_OUT_OF_MEMORY, Running, RunningSlot, Starter
+from dsec.env_runtime.running import (
+    EXIT_FENCED,
+    EXIT_OUT_OF_MEMORY,
+    Running,
+    RunningSlot,
+    Starter,
+)
 from dsec.env_runtime.settings import EnvRuntimeSettings
 from dsec.env_runtime.supervisor import Child, Supervisor, judge
-from dsec.env_runtime.worker import EXIT_FENCED
 from dsec.platform.bus import Bus
 from dsec_contracts import WorkerHeartbeat, parse
 

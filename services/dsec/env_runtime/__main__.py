@@ -16,9 +16,7 @@ from typing import Any
 
 import uvloop
 
-from dsec.env_runtime import supervisor, worker
 from dsec.env_runtime.settings import EnvRuntimeSettings
-from dsec.platform import virtual
 from dsec.platform.parent import die_with_parent
 from dsec.platform.settings import configure_logging
 
@@ -36,11 +34,17 @@ def main() -> int:
     if arguments.worker is None:
         settings = EnvRuntimeSettings()
         configure_logging("env-runtime", settings.log_level)
+        # Here, and not above: the supervisor runs no session, and what runs them is half a second.
+        from dsec.env_runtime import supervisor
+
         uvloop.run(supervisor.serve(settings))
         return 0
     die_with_parent()
     if arguments.parent is not None and os.getppid() != arguments.parent:
         return 0  # it died before it could be bound to
+    from dsec.env_runtime import worker
+    from dsec.platform import virtual
+
     settings = EnvRuntimeSettings.model_validate_json(sys.stdin.readline())
     configure_logging(arguments.worker, settings.log_level)
     settings.user_limits(settings.worker_memory_bytes_max).apply()

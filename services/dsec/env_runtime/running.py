@@ -37,6 +37,7 @@ def _note_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_note_fork)
+EXIT_FENCED = 75
 EXIT_OUT_OF_MEMORY = 76
 
 

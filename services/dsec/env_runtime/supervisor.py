@@ -24,9 +24,14 @@ from time import monotonic, monotonic_ns
 import psutil
 import uuid_utils
 
-from dsec.env_runtime.running import EXIT_OUT_OF_MEMORY, Running, RunningSlot, Starter
+from dsec.env_runtime.running import (
+    EXIT_FENCED,
+    EXIT_OUT_OF_MEMORY,
+    Running,
+    RunningSlot,
+    Starter,
+)
 from dsec.env_runtime.settings import EnvRuntimeSettings
-from dsec.env_runtime.worker import EXIT_FENCED
 from dsec.platform.bus import Bus
 from dsec.platform.bus.retry import AWAY
 from dsec.platform.cancellation import cancelled

@@ -25,7 +25,7 @@ from dsec.env_runtime.library import Library, Tail
 from dsec.env_runtime.opening import Opener
 from dsec.env_runtime.replies import CONSUMER_INACTIVE_S, Replies
 from dsec.env_runtime.roster import Roster
-from dsec.env_runtime.running import RunningSlot
+from dsec.env_runtime.running import EXIT_FENCED, RunningSlot
 from dsec.env_runtime.seats import Seat
 from dsec.env_runtime.settings import EnvRuntimeSettings
 from dsec.env_runtime.slices import Slices
@@ -56,7 +56,6 @@ from dsec_contracts import (
 
 log = logging.getLogger(__name__)
 
-EXIT_FENCED = 75
 PLACEMENTS_AT_ONCE = 256
 PLACEMENTS_WAIT_S = 5.0
 STREAM_FULL_SHARE = 0.9

@@ -33,6 +33,10 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+# First, since it imports nats-py without what nobody needs of it.
+from dsec.platform.bus import Bus, BusError, Consumer, Message, NotPermitted, nodes
+
+# isort: split
 import nats.errors
 import nats.js.errors
 from faststream import AckPolicy, FastStream
@@ -41,7 +45,6 @@ from faststream.nats import JStream, NatsBroker, PullSub
 from faststream.nats.subscriber.usecases import PullStreamSubscriber
 from nats.aio.msg import Msg
 
-from dsec.platform.bus import Bus, BusError, Consumer, Message, NotPermitted, nodes
 from dsec.platform.bus.refusals import refusal
 from dsec.platform.cancellation import cancelled
 from dsec.platform.roles import inbox_prefix

@@ -51,7 +51,7 @@ import sys
 from dsec.platform.settings import Settings
 from dsec.platform.telemetry import OFF, connect
 import dsec.scheduler.__main__, dsec.env_runtime.__main__, dsec.reward.__main__
-import dsec.recorder.__main__
+import dsec.recorder.__main__, dsec.env_runtime.supervisor, dsec.env_runtime.worker
 assert connect(Settings(), "test", "one") is OFF
 assert not [name for name in sys.modules if name.startswith("opentelemetry.sdk")], "imported"
 """

@@ -6,6 +6,8 @@ oversized publish closes the client for good while the process looks alive. What
 acknowledged is sent again under the same message id, for as long as `PUBLISHING` says.
 """
 
+# Before whatever imports nats-py.
+from dsec.platform.bus import light_client  # noqa: F401
 from dsec.platform.bus.author import Author
 from dsec.platform.bus.bucket import Bucket
 from dsec.platform.bus.connection import Bus, nodes
