@@ -10,7 +10,7 @@ import pytest
 from tests.reward.conftest import Rig, facts, spec_of
 from tests.reward.http_service import Answer, Asked, http_service
 
-from dsec.reward.budget import OVER_MAX, WINDOW_S
+from dsec.platform.budget import OVER_MAX, WINDOW_S
 
 pytestmark = [pytest.mark.nats, pytest.mark.long, pytest.mark.timeout(120)]
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from dsec.platform.permits import read_ledger
 from dsec.platform.secrets import HeaderUnfit, filled_headers, hidden, hidden_text, hidden_value
 from dsec.reward.http_exchange import (
     Again,
@@ -19,7 +20,6 @@ from dsec.reward.http_exchange import (
     open_session,
     retry_after_s,
 )
-from dsec.reward.permits import read_ledger
 from dsec.reward.services import Request, Services, malformed
 from dsec.reward.standing import read_standing
 

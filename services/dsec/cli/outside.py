@@ -14,12 +14,12 @@ from dsec.cli.tables import plain_table
 from dsec.client.client import Client
 from dsec.client.services_file import declare as declare_service
 from dsec.client.services_file import read_services
+from dsec.platform.budget import Ledger, spacing_s
 from dsec.platform.bus import Bucket
+from dsec.platform.permits import key_of as budget_key
+from dsec.platform.permits import read_ledger
 from dsec.platform.roles import SERVICES_BUCKET
-from dsec.reward.budget import Ledger, spacing_s
 from dsec.reward.declarations import newest
-from dsec.reward.permits import key_of as budget_key
-from dsec.reward.permits import read_ledger
 from dsec.reward.standing import key_of as standing_key
 from dsec.reward.standing import read_standing
 from dsec.reward.switch import Standing, fresh

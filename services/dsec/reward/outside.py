@@ -22,6 +22,7 @@ from tenacity import (
 )
 
 from dsec.platform.bus import Bucket
+from dsec.platform.permits import Permits
 from dsec.reward.batching import Batcher
 from dsec.reward.http_exchange import (
     Again,
@@ -32,7 +33,6 @@ from dsec.reward.http_exchange import (
     exchange_batch,
     open_session,
 )
-from dsec.reward.permits import Permits
 from dsec.reward.services import Request, Response
 from dsec.reward.standing import SharedStanding
 from dsec.reward.switch import Latencies, Mode, Report

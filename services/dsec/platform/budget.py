@@ -1,6 +1,6 @@
-"""A service's budget as arithmetic: which instants a replica may take for its next requests.
+"""A budget as arithmetic: which instants a replica may take for its next requests.
 
-All replicas share one number per service, the next free instant; a replica that wants requests
+All replicas share one number per service or tool, the next free instant; a replica that wants some
 moves it on by compare-and-set and has the instants in between for its own, at least `spacing_s`
 apart from each other and from everybody else's. So nobody has to be elected or counted: a replica
 that is added takes its share at once, and one that is killed wastes what it had reserved, at most

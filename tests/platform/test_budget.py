@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsec.reward.budget import (
+from dsec.platform.budget import (
     AHEAD_S,
     BATCH_S,
     CLOCK_S_MAX,

@@ -1,4 +1,4 @@
-"""Instants at which this replica may send to one service: from the shared ledger, in batches.
+"""Instants at which this replica may use what has a budget: from the shared ledger, in batches.
 
 Whoever has a request waits here for its turn. One task at a time reserves for all who wait.
 """
@@ -13,9 +13,9 @@ import random
 from collections import deque
 from collections.abc import Callable
 
+from dsec.platform.budget import Ledger, close, is_usable, reserve
 from dsec.platform.bus import Bucket, BusUnavailable
 from dsec.platform.cancellation import cancelled
-from dsec.reward.budget import Ledger, close, is_usable, reserve
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +25,9 @@ AWAY_S = 0.5
 CONFLICT_S_MAX = 0.02
 
 
-def key_of(service: str) -> str:
-    """Where a service's budget lies."""
-    return f"{service}.budget"
+def key_of(name: str) -> str:
+    """Where the budget of a service, or of a tool, lies."""
+    return f"{name}.budget"
 
 
 def read_ledger(value: bytes) -> Ledger:
@@ -45,16 +45,17 @@ def read_ledger(value: bytes) -> Ledger:
 
 
 class Permits:
-    """One service's, for one replica."""
+    """Those of one budget, for one replica."""
 
-    def __init__(self, bucket: Bucket, service: str, clock: Callable[[], float]) -> None:
+    def __init__(self, bucket: Bucket, name: str, clock: Callable[[], float]) -> None:
         """Prepare.
 
         Args:
+            name: of what has the budget.
             clock: Unix seconds.
         """
         self._bucket = bucket
-        self._key = key_of(service)
+        self._key = key_of(name)
         self._clock = clock
         self._chance = random.SystemRandom()
         self._waiters: deque[asyncio.Future[float]] = deque()
