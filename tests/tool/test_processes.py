@@ -15,11 +15,11 @@ import pytest
 from tests.tool.conftest import program_of, spec_of
 
 from dsec.platform.clock import utc_now
+from dsec.platform.http_client import retry_after_s
 from dsec.platform.user_limits import UserLimits
 from dsec.session.documents import ToolDocument, seal
 from dsec.tool.call import Tool, load
 from dsec.tool.frames import Failure, Order, Outcome, read_reply, reply
-from dsec.tool.http_exchange import retry_after_s
 from dsec.tool.processes import Processes, Program
 from dsec_contracts import decode, encode
 

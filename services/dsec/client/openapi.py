@@ -6,15 +6,18 @@ pins what is called.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urljoin
 
-import httpx
+import aiohttp
 import yaml
 
 from dsec.client.yaml_file import SpecFileError
+from dsec.platform.http_client import open_session
 from dsec.session.tool_document import Place, ToolDocument
 
 DOCUMENT_BYTES_MAX = 16 << 20
@@ -46,13 +49,13 @@ def with_operation(document: ToolDocument, folder: Path, where: str) -> ToolDocu
 def _read(named: str, folder: Path, where: str) -> Mapping[str, Any]:
     try:
         if named.startswith(("http://", "https://")):
-            answer = httpx.get(named, timeout=FETCH_S_MAX)
-            answer.raise_for_status()
-            content = answer.content
+            # In a thread: whoever registers a tool may be in a loop of their own.
+            with ThreadPoolExecutor(1) as threads:
+                content = threads.submit(asyncio.run, _fetched(named)).result()
         else:
             content = (folder / named).read_bytes()
-    except (OSError, httpx.HTTPError) as error:
-        raise SpecFileError(f"{where}: it cannot be read: {error}") from error
+    except (OSError, aiohttp.ClientError, ValueError) as error:
+        raise SpecFileError(f"{where}: it cannot be read: {error or repr(error)}") from error
     if len(content) > DOCUMENT_BYTES_MAX:
         raise SpecFileError(f"{where}: it has over {DOCUMENT_BYTES_MAX} bytes")
     try:
@@ -62,6 +65,21 @@ def _read(named: str, folder: Path, where: str) -> Mapping[str, Any]:
     if not isinstance(value, dict) or not str(value.get("openapi", "")).startswith("3."):
         raise SpecFileError(f"{where}: no OpenAPI 3 document: its `openapi` must say 3.x")
     return value
+
+
+async def _fetched(url: str) -> bytes:
+    """What a server has, up to one byte more than a document may have."""
+    async with (
+        asyncio.timeout(FETCH_S_MAX),
+        open_session(kept=False, proxies=True) as session,
+        session.get(url, raise_for_status=True) as answer,
+    ):
+        content = bytearray()
+        async for part in answer.content.iter_any():
+            content += part
+            if len(content) > DOCUMENT_BYTES_MAX:
+                break
+        return bytes(content)
 
 
 class _Operation:

@@ -11,12 +11,13 @@ import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from dsec.platform.bus import Bucket, Bus
+from dsec.platform.http_client import open_session
 from dsec.platform.log import LogBehind, LogUnavailable
 from dsec.platform.roles import SERVICES_BUCKET
 from dsec.platform.specs import Absent, Gone
 from dsec.reward.declarations import Declarations
 from dsec.reward.frames import Failure, Needs, Outcome, Task
-from dsec.reward.http_exchange import ServiceFailed, open_session
+from dsec.reward.http_exchange import ServiceFailed
 from dsec.reward.outside import Outside
 from dsec.reward.reexecution import Known, answered, recorded, request_hash
 from dsec.reward.services import Request, Response

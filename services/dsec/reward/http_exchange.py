@@ -10,13 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, Final, Literal
 from urllib.parse import quote, urlencode
 
 import aiohttp
 from yarl import URL
 
+from dsec.platform.http_client import retry_after_s
 from dsec.platform.secrets import hidden, hidden_text
 from dsec.reward.services import Request, Response
 
@@ -66,15 +66,6 @@ class Client:
         return URL(f"{self.base_url.rstrip('/')}{path}{query}", encoded=True)
 
 
-def open_session() -> aiohttp.ClientSession:
-    """Connections without cookies, proxies or a limit: what holds are permits and places."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """A response, and for how long its service wants to be left alone."""
@@ -120,7 +111,8 @@ async def exchange(client: Client, request: Request, key: str, attempt_s: float)
         if name in answer.headers
     }
     response = Response(answer.status, kept, hidden(body, client.secrets))
-    return Exchange(response, retry_after_s(answer.headers.get("retry-after"), _now()))
+    wait_s = retry_after_s(answer.headers.get("retry-after"), _now())
+    return Exchange(response, wait_s or 0.0)
 
 
 async def exchange_batch(
@@ -174,21 +166,6 @@ async def _body(answer: aiohttp.ClientResponse) -> bytes:
         if len(body) > RESPONSE_BYTES_MAX:
             raise ServiceFailed("service_invalid", f"over {RESPONSE_BYTES_MAX} bytes came")
     return body
-
-
-def retry_after_s(header: str | None, now: datetime) -> float:
-    """The seconds that a `Retry-After` asks for, given as such or as a date; 0 for none."""
-    if not header:
-        return 0.0
-    try:
-        return max(0.0, float(header))
-    except ValueError:
-        pass  # then it is a date
-    try:
-        at = parsedate_to_datetime(header)
-    except (ValueError, OverflowError):  # a year that no date has
-        return 0.0
-    return max(0.0, ((at if at.tzinfo else at.replace(tzinfo=UTC)) - now).total_seconds())
 
 
 def _now() -> datetime:

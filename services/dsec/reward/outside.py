@@ -22,6 +22,7 @@ from tenacity import (
 )
 
 from dsec.platform.bus import Bucket
+from dsec.platform.http_client import open_session
 from dsec.platform.permits import Permits
 from dsec.reward.batching import Batcher
 from dsec.reward.http_exchange import (
@@ -31,7 +32,6 @@ from dsec.reward.http_exchange import (
     ServiceFailed,
     exchange,
     exchange_batch,
-    open_session,
 )
 from dsec.reward.services import Request, Response
 from dsec.reward.standing import SharedStanding

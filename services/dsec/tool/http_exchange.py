@@ -1,29 +1,34 @@
 """One HTTP request and its answer, bounded, for every kind of tool that is behind HTTP.
 
-No redirect is followed: it would take secrets in headers to wherever the answer says. There are no
+No redirect is followed: it would take secrets in headers to wherever the answer says. No connection
+is kept, since a client sends again what it sent on one that turns out to be closed. There are no
 time-outs here, since the deadline of the call ends the process.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn
 
-import httpx
+import aiohttp
+from yarl import URL
 
+from dsec.platform.http_client import open_session, retry_after_s
 from dsec.platform.secrets import HeaderUnfit, filled_headers
 from dsec.session.tool_document import ToolDocument
 from dsec.tool.frames import Failure, Refused
 
 ERROR_BODY_BYTES_MAX = 1_000
 """How much of the body of a refusal goes into its message."""
+ERROR_BODY_WAIT_S = 2.0
+"""How long that is waited for: the status is known, and the call's deadline is for an answer."""
 RETRYABLE = frozenset((408, 425, 429, 500, 502, 503, 504))
+_CHUNK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,72 +42,59 @@ class Request:
     headers: Mapping[str, str]
 
 
-@contextlib.contextmanager
-def exchanged(document: ToolDocument, request: Request) -> Iterator[httpx.Response]:
+@contextlib.asynccontextmanager
+async def exchanged(
+    document: ToolDocument, request: Request
+) -> AsyncIterator[aiohttp.ClientResponse]:
     """The answer of a server, its body not read yet, if it is one of success.
 
     Raises:
         Refused: the server cannot be reached, refused, or broke off, also while its body is read
             within this.
     """
+    answered = False
     try:
-        url = httpx.URL(request.url)
-        with httpx.stream(
-            request.method,
-            url.copy_merge_params(request.query) if request.query else url,
-            json=request.json,
-            headers=request.headers,
-            timeout=None,
-            follow_redirects=False,
-        ) as response:
-            if not response.is_success:
-                _refuse(response)
-            yield response
-    except httpx.ConnectError as error:
+        url = URL(request.url).extend_query(request.query)
+        body = {} if request.json is None else {"json": request.json}
+        async with (
+            open_session(kept=False, proxies=True) as session,
+            session.request(
+                request.method, url, headers=request.headers, allow_redirects=False, **body
+            ) as answer,
+        ):
+            answered = True
+            if not 200 <= answer.status < 300:
+                await _refuse(answer)
+            yield answer
+    except aiohttp.ClientConnectorError as error:
         fail("http_unreachable", f"{document.url}: {error}", retryable=True)
-    except httpx.LocalProtocolError as error:
-        fail("arguments_invalid", f"{document.url}: this cannot be sent: {error!r}")
-    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        if isinstance(error, ValueError) and not answered:
+            fail("arguments_invalid", f"{document.url}: this cannot be sent: {error!r}")
         # The request may have got there.
         fail("http_broken", f"{document.url}: {error!r}", retryable=document.idempotent)
 
 
-def _refuse(response: httpx.Response) -> NoReturn:
-    body = b""
-    for part in response.iter_bytes():
-        body += part
-        if len(body) > ERROR_BODY_BYTES_MAX:
-            break
-    start = body[:ERROR_BODY_BYTES_MAX].decode("utf-8", "replace")
-    status = response.status_code
-    wait_s = retry_after_s(response.headers.get("retry-after"), datetime.now(UTC))
-    why = f"HTTP {status}: {start}"
-    raise Refused(Failure("http_status", why, status in RETRYABLE, wait_s))
+async def _refuse(answer: aiohttp.ClientResponse) -> NoReturn:
+    body = bytearray()
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+        async with asyncio.timeout(ERROR_BODY_WAIT_S):
+            while len(body) < ERROR_BODY_BYTES_MAX and (part := await answer.content.readany()):
+                body += part
+    start = bytes(body[:ERROR_BODY_BYTES_MAX]).decode("utf-8", "replace")
+    wait_s = retry_after_s(answer.headers.get("retry-after"), datetime.now(UTC))
+    why = f"HTTP {answer.status}: {start}"
+    raise Refused(Failure("http_status", why, answer.status in RETRYABLE, wait_s))
 
 
-def retry_after_s(header: str | None, now: datetime) -> float | None:
-    """How long a server asks to be left alone: it says seconds, or a date. None: it does not."""
-    if header is None:
-        return None
-    with contextlib.suppress(ValueError):
-        seconds = float(header)
-        return seconds if math.isfinite(seconds) and seconds >= 0 else None
-    try:
-        until = parsedate_to_datetime(header)
-    except (ValueError, OverflowError):  # a year that no date has
-        return None
-    until = until if until.tzinfo is not None else until.replace(tzinfo=UTC)
-    return max(0.0, (until - now).total_seconds())
-
-
-def body_of(response: httpx.Response, bytes_max: int) -> bytes:
+async def body_of(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:
     """The whole body.
 
     Raises:
         Refused: it has more than `bytes_max` bytes.
     """
     body = bytearray()
-    for part in response.iter_bytes():
+    async for part in answer.content.iter_chunked(_CHUNK_BYTES):
         body += part
         if len(body) > bytes_max:
             fail("output_too_large", f"over {bytes_max} bytes came, the tool's output_bytes_max")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-import httpx
+import aiohttp
 
 from dsec.session.tool_document import ToolDocument
 from dsec.tool.http_exchange import Request, body_of, exchanged, fail, json_of, sendable
@@ -23,9 +24,12 @@ def request(
     """
     headers = {**sendable(document.headers, secrets), "Idempotency-Key": key}
     made = _placed if document.kind == "openapi" else _plain
-    with exchanged(document, made(document, arguments, headers)) as response:
-        body = body_of(response, document.output_bytes_max)
-    return _parsed(response, body)
+    return asyncio.run(_answered(document, made(document, arguments, headers)))
+
+
+async def _answered(document: ToolDocument, request: Request) -> Any:
+    async with exchanged(document, request) as answer:
+        return _parsed(answer, await body_of(answer, document.output_bytes_max))
 
 
 def _plain(
@@ -46,12 +50,15 @@ def _placed(
     for name, value in arguments.items():
         place = document.places.get(name)
         if place == "path":
-            # Quoted whole: a value with a slash in it must not become another path.
+            # Quoted whole: a value with a slash in it must not become another path. Neither must
+            # one that stands for the folder itself, or the one above.
+            if _text(value) in (".", ".."):
+                fail("arguments_invalid", f"arguments.{name}: {value!r} cannot be part of a path")
             url = url.replace("{" + name + "}", quote(_text(value), safe=""))
         elif place == "query":
             query[name] = _text(value)
         elif place == "header":
-            told[name] = _text(value)
+            told[name] = _header(name, _text(value))
         elif place == "body":
             body = value
         else:
@@ -64,8 +71,19 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _parsed(response: httpx.Response, body: bytes) -> Any:
-    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+def _header(name: str, text: str) -> str:
+    if not (text.isascii() and text.isprintable()):
+        fail(
+            "arguments_invalid", f"arguments.{name}: no header has line breaks or other than ASCII"
+        )
+    return text
+
+
+def _parsed(answer: aiohttp.ClientResponse, body: bytes) -> Any:
+    kind = answer.content_type.lower()
     if kind == "application/json" or kind.endswith("+json"):
         return json_of(body)
-    return body.decode(response.charset_encoding or "utf-8", "replace")
+    try:
+        return body.decode(answer.charset or "utf-8", "replace")
+    except LookupError:  # a character set that nobody knows
+        return body.decode("utf-8", "replace")

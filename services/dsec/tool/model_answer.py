@@ -9,7 +9,7 @@ asks for are random too; here they follow from what was asked and what is called
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import AsyncIterable
 from typing import Any
 
 from dsec.tool.http_exchange import fail
@@ -23,14 +23,14 @@ _KEPT_NULL = frozenset(("content", "finish_reason"))
 CHOICES_MAX = 128
 
 
-def folded(pieces: Iterable[Any]) -> dict[str, Any]:
+async def folded(pieces: AsyncIterable[Any]) -> dict[str, Any]:
     """The whole answer from the pieces of a stream, as if it had come at once.
 
     Raises:
         Refused: a piece is none, or tells of an error.
     """
     whole: dict[str, Any] = {}
-    for piece in pieces:
+    async for piece in pieces:
         if not isinstance(piece, dict):
             fail("result_invalid", f"a piece of the stream is {type(piece).__name__}, no object")
         if (error := piece.get("error")) is not None:

@@ -7,10 +7,11 @@ comes; and nothing is sent twice but by the service, which knows whether that is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-import httpx
+import aiohttp
 
 from dsec.session.tool_document import ToolDocument
 from dsec.tool.http_exchange import Request, body_of, exchanged, fail, json_of, sendable
@@ -42,20 +43,23 @@ def complete(
         given["Authorization"] = f"Bearer ${{{document.api_key}}}"
     headers = {**sendable(given, secrets), "Idempotency-Key": key}
     url = document.url.rstrip("/") + _PATHS[document.api]
-    with exchanged(document, Request("POST", url, {}, body, headers)) as response:
-        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if document.stream and kind != "application/json":  # a server may not know streams
-            answer = folded(_pieces(response, document))
-        else:
-            answer = json_of(body_of(response, document.output_bytes_max))
+    answer = asyncio.run(_answered(document, Request("POST", url, {}, body, headers)))
     asked = {**document.request, **arguments}
     return recorded(answer, asked, document.api)
 
 
-def _pieces(response: httpx.Response, document: ToolDocument) -> Iterator[Any]:
+async def _answered(document: ToolDocument, request: Request) -> Any:
+    async with exchanged(document, request) as answer:
+        if document.stream and answer.content_type != "application/json":
+            return await folded(_pieces(answer, document))
+        # A server may not know streams.
+        return json_of(await body_of(answer, document.output_bytes_max))
+
+
+async def _pieces(answer: aiohttp.ClientResponse, document: ToolDocument) -> AsyncIterator[Any]:
     """The JSON of each event. The stream says that it is over, or each choice has its reason."""
     unfinished: dict[Any, bool] = {}
-    for data in _events(response):
+    async for data in _events(answer):
         if data.strip() == b"[DONE]":
             return
         piece = json_of(data)
@@ -70,13 +74,13 @@ def _pieces(response: httpx.Response, document: ToolDocument) -> Iterator[Any]:
         fail("http_broken", "the stream broke off in its midst", retryable=document.idempotent)
 
 
-def _events(response: httpx.Response) -> Iterator[bytes]:
+async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """The data of server-sent events.
 
     Bytes, not text: that they are UTF-8 is for the reader of the JSON to say.
     """
     data: list[bytes] = []
-    for line in _lines(response):
+    async for line in _lines(answer):
         if not line:
             if data:
                 yield b"\n".join(data)
@@ -86,9 +90,9 @@ def _events(response: httpx.Response) -> Iterator[bytes]:
     # What has no empty line behind it is half an event.
 
 
-def _lines(response: httpx.Response) -> Iterator[bytes]:
+async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     rest, size = b"", 0
-    for part in response.iter_bytes():
+    async for part in answer.content.iter_any():
         size += len(part)
         *lines, rest = (rest + part).split(b"\n")
         if size > STREAM_BYTES_MAX or len(rest) > LINE_BYTES_MAX:
