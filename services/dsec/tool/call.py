@@ -19,7 +19,7 @@ from referencing import Registry
 from dsec.session.code import CodeNamespace
 from dsec.session.code_errors import CodeError
 from dsec.session.documents import SpecError, ToolDocument, unseal
-from dsec.session.raised import is_ours, told
+from dsec.session.raised import is_ours, told, type_name
 from dsec.tool.frames import Failure, Order, Outcome, Refused
 from dsec_contracts.canonical import CanonicalError, encode
 
@@ -39,6 +39,11 @@ class Tool:
         self._function = function
         # Without a registry a schema could have this process fetch what it refers to.
         self._schema = Draft202012Validator(document.parameters, registry=Registry())
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether the tool's own code runs in this process, and not in its server's."""
+        return self._document.kind == "python"
 
     def call(self, order: Order) -> Outcome:
         """Make a call. Whatever the tool does, this returns."""
@@ -140,13 +145,22 @@ def _python(function: Any) -> Function:
     def call(arguments: dict[str, Any], key: str) -> Any:
         given = arguments | {KEY_ARGUMENT: key} if wants_key else arguments
         result = function(**given)
-        return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+        if not inspect.isawaitable(result):
+            return result
+        result, error = asyncio.run(_awaited(result))
+        if error is not None:
+            raise error
+        return result
 
     return call
 
 
-async def _awaited(result: Any) -> Any:
-    return await result
+async def _awaited(result: Any) -> tuple[Any, BaseException | None]:
+    # The loop must not see the error: one that cannot be told breaks it for later calls too.
+    try:
+        return await result, None
+    except BaseException as error:  # noqa: BLE001 - raised again outside
+        return None, error
 
 
 def _invalid(message: str) -> Failure:
@@ -163,4 +177,7 @@ def _retryable(error: BaseException) -> bool:
 
 
 def _told(error: BaseException) -> str:
-    return told(error, MESSAGE_CHARS_MAX).encode("utf-8", "backslashreplace").decode()
+    text, name = told(error, MESSAGE_CHARS_MAX), type_name(error)
+    if name not in text:  # its message is so long that nothing else was left
+        text = f"{name}: ...{text}"
+    return text.encode("utf-8", "backslashreplace").decode()
