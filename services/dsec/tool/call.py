@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -26,6 +27,9 @@ from dsec_contracts.canonical import CanonicalError, encode
 MESSAGE_CHARS_MAX = 4_000
 KEY_ARGUMENT = "idempotency_key"
 """A Python tool that has a parameter of this name is given the key of the call in it."""
+
+_SERVER_GONE = ("mcp_broken", "mcp_unreachable", "output_too_large")
+"""Failures after which an MCP server that was started may have left something running."""
 
 Function = Callable[[dict[str, Any], str], Any]
 """From arguments and idempotency key to what the tool returns."""
@@ -45,6 +49,12 @@ class Tool:
         """Whether the tool's own code runs in this process, and not in its server's."""
         return self._document.kind == "python"
 
+    def is_spent_by(self, outcome: Outcome) -> bool:
+        """Whether what the tool has started may be in any state after a call that ended so."""
+        return bool(self._document.command) and (
+            isinstance(outcome, Failure) and outcome.code in _SERVER_GONE
+        )
+
     def call(self, order: Order) -> Outcome:
         """Make a call. Whatever the tool does, this returns."""
         try:
@@ -52,7 +62,9 @@ class Tool:
             return self._output(self._function(arguments, order.key))
         except BaseException as error:  # noqa: BLE001 - user code, `sys.exit` included
             if is_ours(error) and isinstance(error, Refused):
-                return error.failure
+                # A server's own words may be in it, as many as it likes.
+                told = error.failure.message[:MESSAGE_CHARS_MAX]
+                return replace(error.failure, message=told)
             return Failure("tool_raised", _told(error), _retryable(error))
 
     def _arguments(self, text: str) -> dict[str, Any]:

@@ -52,8 +52,10 @@ def serve(
         outcome = tool.call(order) if isinstance(tool, Tool) else tool
         if os.getpid() != own_pid:
             os._exit(0)  # a copy of this process that the tool has made, and that has come back
-        is_users = isinstance(tool, Tool) and tool.runs_user_code
-        spent = is_users and (_threads() > threads or _started_others())
+        spent = isinstance(tool, Tool) and (
+            tool.is_spent_by(outcome)
+            or (tool.runs_user_code and (_threads() > threads or _started_others()))
+        )
         answer = reply(_hidden(outcome, secrets), spent=spent)
         write_frame(replies, frame(answer, FRAME_BYTES_MAX))
 
