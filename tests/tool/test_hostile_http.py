@@ -80,6 +80,7 @@ SAYINGS = {
     "no-length": saying(b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\nxy"),
     "no-chunk": saying(head("200 OK", "text/plain", "Transfer-Encoding: chunked") + b"zz\r\nxx"),
     "deep": saying(head() + b"[" * 900_000),
+    "later": saying(head("202 Accepted") + b'{"job": 7}'),
     "to-private": saying(head("302 Found", "text/plain", "Location: http://169.254.169.254/x")),
     "to-file": saying(head("307 There", "text/plain", "Location: file:///etc/passwd")),
     "fine": saying(head() + b"1"),
@@ -160,6 +161,18 @@ def test_a_packing_that_was_not_asked_for_is_no_hang(server: RawServer, path: st
     """Whether it is unpacked or refused is the client's; it is bounded."""
     outcome = asked(f"{server.url}/{path}")
     assert isinstance(outcome, Failure) or len(outcome) < 1 << 21
+
+
+def test_an_answer_that_says_that_it_comes_later_is_a_declaration_that_does_not_fit(
+    server: RawServer,
+) -> None:
+    outcome = asked(f"{server.url}/later")
+    assert isinstance(outcome, Failure)
+    assert (outcome.code, outcome.retryable) == ("declaration_misfit", False)
+    assert "accepted_is_result" in outcome.message
+    told = asked(f"{server.url}/later", accepted_is_result=True)
+    assert isinstance(told, bytes), told
+    assert decode(told) == {"job": 7}
 
 
 def test_a_refusal_keeps_its_status_though_its_body_never_ends(server: RawServer) -> None:

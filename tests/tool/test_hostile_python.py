@@ -279,7 +279,10 @@ def test_whatever_is_raised_is_a_reason(body: str, kind: str) -> None:
 
 RETURNS = {
     "made = []; made.append(made); return made": "result_invalid",
-    "return (n for n in range(3))": "result_invalid",
+    "return (n for n in range(3))": "declaration_misfit",
+    "yield 1": "declaration_misfit",
+    "import concurrent.futures; return concurrent.futures.Future()": "declaration_misfit",
+    "import asyncio; return asyncio.new_event_loop().create_future()": "declaration_misfit",
     "return {'x': object()}": "result_invalid",
     "made = []\n    for _ in range(100_000): made = [made]\n    return made": "result_invalid",
     "return type('Odd', (), {'__repr__': lambda _: 1 / 0})()": "result_invalid",
@@ -307,6 +310,14 @@ def test_whatever_is_returned_is_recorded_or_refused(body: str) -> None:
     else:
         assert RETURNS[body] is None
         decode(outcome)
+
+
+def test_a_function_that_wants_a_callback_is_a_declaration_that_does_not_fit() -> None:
+    x = {"type": "object", "properties": {"x": {}}}
+    tool = load(*spec_of("def tool(x, on_done): pass", parameters=x), {})
+    assert isinstance(tool, Failure)
+    assert tool.code == "declaration_misfit"
+    assert "it needs on_done" in tool.message
 
 
 async def test_what_a_tool_does_to_its_arguments_is_its_own(processes: Processes) -> None:

@@ -20,6 +20,7 @@ from referencing import Registry
 from dsec.session.code import CodeNamespace
 from dsec.session.code_errors import CodeError
 from dsec.session.documents import SpecError, ToolDocument, unseal
+from dsec.session.fitting import misfit, promise
 from dsec.session.raised import is_ours, told, type_name
 from dsec.tool.frames import Failure, Order, Outcome, Refused
 from dsec_contracts.canonical import CanonicalError, encode
@@ -59,7 +60,8 @@ class Tool:
         """Make a call. Whatever the tool does, this returns."""
         try:
             arguments = self._arguments(order.arguments)
-            return self._output(self._function(arguments, order.key))
+            result = self._function(arguments, order.key)
+            return result if isinstance(result, Failure) else self._output(result)
         except BaseException as error:  # noqa: BLE001 - user code, `sys.exit` included
             if is_ours(error) and isinstance(error, Refused):
                 # A server's own words may be in it, as many as it likes.
@@ -116,7 +118,7 @@ def _function(
 ) -> Function:
     # Imported here: each costs more to load than most tools.
     if document.kind == "python":
-        return _python(CodeNamespace(spec_hash, files).load(document.entry))
+        return _python(CodeNamespace(spec_hash, files).load(document.entry), document.parameters)
     if document.kind == "openai":
         from dsec.tool.model_request import complete
 
@@ -147,8 +149,12 @@ def _ours(function: Function) -> Function:
     return call
 
 
-def _python(function: Any) -> Function:
+def _python(function: Any, parameters: Mapping[str, Any]) -> Function:
     """A Python function, plain or `async def`, called with the arguments by name."""
+    if (why := misfit(function, parameters, KEY_ARGUMENT)) is not None:
+        raise Refused(
+            Failure("declaration_misfit", f"the function is not what its spec says: {why}")
+        )
     try:
         wants_key = KEY_ARGUMENT in inspect.signature(function).parameters
     except Exception:  # noqa: BLE001 - no function, which its call will say, or one without names
@@ -157,6 +163,12 @@ def _python(function: Any) -> Function:
     def call(arguments: dict[str, Any], key: str) -> Any:
         given = arguments | {KEY_ARGUMENT: key} if wants_key else arguments
         result = function(**given)
+        if (what := promise(result)) is not None:
+            # Nobody would hear of it: what a call returns is all there is.
+            return Failure(
+                "declaration_misfit",
+                f"the tool returned {what}: wait for it in the tool, or `async def` it",
+            )
         if not inspect.isawaitable(result):
             return result
         result, error = asyncio.run(_awaited(result))
