@@ -55,6 +55,10 @@ paths:
       operationId: elsewhere
       requestBody: {content: {application/json: {schema: {$ref: "other.yaml#/x"}}}}
       responses: {}
+    delete:
+      operationId: later
+      callbacks: {done: {"{$request.query.url}": {}}}
+      responses: {}
 components:
   parameters:
     Trace: {name: X-Trace, in: header, schema: {type: string}}
@@ -171,6 +175,7 @@ def test_a_document_behind_a_url(tmp_path: Path, server: str) -> None:
         ({"operation": "login"}, "its parameter session goes into a cookie"),
         ({"operation": "upload"}, "its body is multipart/form-data, not JSON"),
         ({"operation": "elsewhere"}, "its schema refers to other.yaml"),
+        ({"operation": "later"}, "it answers through a callback"),
         ({"document": "absent.yaml"}, "cannot be read"),
         ({"document": "t.yaml"}, "no OpenAPI 3 document"),
     ],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 import yaml
 
-from dsec.client.check import check_env, check_spec
+from dsec.client.check import check_curriculum, check_env, check_spec
+from dsec.client.client import Client
 from dsec.client.local_imports import local_imports
 from dsec.client.reward_file import read_reward
 from dsec.client.sealing import SealedSpec
@@ -287,6 +289,74 @@ def test_an_agent_is_sealed_with_its_tools(folder: Path, ref: str) -> None:
     assert (again.spec_hash, again.tools) == (agent.spec_hash, ())
     with_tool(folder, TOOL.replace("things", "other things"))
     assert read_spec("agent", folder / "a.yaml").spec_hash != agent.spec_hash
+
+
+@pytest.mark.parametrize(
+    ("body", "heard"),
+    [
+        ("def step(self, o): pass", False),
+        ("def step(self, o): pass\n    def on_tool_result(self, i, r): pass", True),
+        # It may come from elsewhere: the session's start finds it, if not.
+        ("def step(self, o): self.on_tool_result = print", True),
+        ("def step(self, o): setattr(self, o, print)", True),
+        ("def step(self, o): pass\n    def __getattr__(self, name): return print", True),
+    ],
+)
+def test_a_tool_that_does_not_block_wants_an_agent_that_hears(
+    folder: Path, body: str, heard: bool
+) -> None:
+    with_tool(folder)
+    (folder / "agent.py").write_text(f"class A:\n    def __init__(self, c): pass\n    {body}\n")
+    text = "entry: agent.py:A\ncode: [agent.py]\ntools: [{ref: search, blocking: false}]\n"
+    (folder / "agent_spec.yaml").write_text(text)
+    spec = read_spec("agent", folder / "agent_spec.yaml")
+    if heard:
+        check_spec(spec)
+        return
+    with pytest.raises(
+        SpecFileError, match=r"tools\.0\.blocking: search .* add `def on_tool_result"
+    ):
+        check_spec(spec)
+
+
+def test_a_curriculum_wants_an_environment_that_takes_options(folder: Path) -> None:
+    check_curriculum(read_spec("env", {"entry": "gymnasium:CartPole-v1"}), 1)
+    check_curriculum(env_spec(folder, "Takes", "", "0, 0.0, False, False, {}"), 1)
+    source = ENV.format(name="Bare", shared="", result="0, 0.0, False, False, {}")
+    (folder / "env.py").write_text(source.replace(", options=None", ""))
+    (folder / "e.yaml").write_text("entry: env.py:Bare\ncode: [env.py]\n")
+    told = "curriculum_level: environment .* takes no options.*write reset"
+    with pytest.raises(SpecFileError, match=told):
+        check_curriculum(read_spec("env", folder / "e.yaml"), 1)
+    session = {"agent": "a" * 64, "env": str(folder / "e.yaml"), "max_steps": 1}
+    nowhere = Client(nats_url="nats://127.0.0.1:1", database_url="postgresql://127.0.0.1:1/x")
+    with pytest.raises(SpecFileError, match=told):  # before anything is asked of a server
+        asyncio.run(nowhere.request(session | {"curriculum_level": 1}))
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("def search(q): pass", None),
+        ("def search(q, k=1, *, idempotency_key): pass", None),
+        ("def search(**given): pass", None),
+        ("async def search(q): pass", None),
+        ("def search(q, on_done): pass", "it needs on_done"),
+        ("def search(): pass", "it does not take q"),
+        ("def search(q, /): pass", "q by its place"),
+    ],
+)
+def test_a_tool_takes_what_its_parameters_say(
+    folder: Path, function: str, said: str | None
+) -> None:
+    with_tool(folder)
+    (folder / "tool.py").write_text(function)
+    spec = read_spec("tool", folder / "search.yaml")
+    if said is None:
+        check_spec(spec)
+        return
+    with pytest.raises(SpecFileError, match=f"tool search: parameters: .*{said}"):
+        check_spec(spec)
 
 
 def test_two_tools_of_one_name_are_refused(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -214,6 +215,21 @@ def test_numbers_that_are_not_finite_are_recorded_as_they_are(url: str) -> None:
     told = value(asked(url, model="not_finite"))
     assert told["choices"][0]["logprobs"]["content"][0]["logprob"] == float("-inf")
     assert told["usage"]["x"] != told["usage"]["x"]
+
+
+def test_a_client_that_goes_away_in_the_midst_is_no_trouble_of_the_server(
+    url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    port = int(url.rpartition(":")[2].partition("/")[0])
+    body = json.dumps(QUESTION | {"model": "endless", "stream": True}).encode()
+    asking = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+    count = len(Hostile.seen)
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(asking % len(body) + body)
+        assert client.recv(1000)
+    assert len(Hostile.seen) == count + 1
+    time.sleep(0.5)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.fixture

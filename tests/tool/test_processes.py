@@ -259,7 +259,7 @@ def test_tools_that_have_no_result(body: str, code: str, told: str) -> None:
     assert isinstance(outcome, Failure)
     assert outcome.code == code
     assert told in outcome.message
-    assert read_reply(reply(outcome)) == outcome
+    assert read_reply(reply(outcome)) == (outcome, False)
 
 
 def test_an_error_may_say_that_it_passes() -> None:
@@ -269,7 +269,7 @@ def test_an_error_may_say_that_it_passes() -> None:
 
 
 def test_what_is_no_reply_is_refused() -> None:
-    for body in (b"", b"\xff", encode(7), encode(["a", "b"])):
+    for body in (b"", b"\xff", encode(7), encode([]), encode([True, "a", "b"])):
         with pytest.raises(ValueError):  # noqa: PT011 - whichever it is
             read_reply(body)
 

@@ -20,9 +20,11 @@ from dsec.platform.interposition import interposition_for
 from dsec.session.adapters.gymnasium import EnvError, GymnasiumAdapter, env_factory
 from dsec.session.code_errors import CodeError
 from dsec.session.documents import AgentDocument
+from dsec.session.fitting import lacks, misfit
 from dsec.session.io import Ended, Input, SessionConfig, Started, Stepped, reward_input
 from dsec.session.machine import SessionMachine
 from dsec.session.program import Program
+from dsec.tool.call import KEY_ARGUMENT
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.step import STEP_FIELDS
 
@@ -57,6 +59,7 @@ def check_spec(spec: SealedSpec, *, seed: int = 0, steps: int = CHECK_STEPS) -> 
             raise SpecFileError(f"agent {spec.name}: {code_sentence(error)}") from error
         if not callable(getattr(found, "step", None)):
             raise SpecFileError(f"agent {spec.name}: it has no step(): add `def step(self, obs)`")
+        _check_hears(spec, found)
     elif spec.kind == "tool" and spec.document.kind == "python":
         namespace = load_code(spec.spec_hash, spec.files, spec.name)
         try:
@@ -65,6 +68,38 @@ def check_spec(spec: SealedSpec, *, seed: int = 0, steps: int = CHECK_STEPS) -> 
             raise SpecFileError(f"tool {spec.name}: {code_sentence(error)}") from error
         if not callable(function):
             raise SpecFileError(f"tool {spec.name}: {spec.document.entry} is no function")
+        why = misfit(function, spec.document.parameters, KEY_ARGUMENT)
+        if why is not None:
+            raise SpecFileError(f"tool {spec.name}: parameters: {spec.document.entry}: {why}")
+
+
+def _check_hears(spec: SealedSpec, cls: Any) -> None:
+    """An agent with tools that do not block must hear what they return."""
+    late = [n for n, use in enumerate(spec.document.tools) if not use.blocking]
+    if late and lacks(cls, "on_tool_result"):
+        raise SpecFileError(
+            f"agent {spec.name}: tools.{late[0]}.blocking: {spec.document.tools[late[0]].name} is "
+            "declared with false, and the agent has no on_tool_result, so that its results would "
+            "reach nobody: add `def on_tool_result(self, tool_id, result)`, or leave out `blocking`"
+        )
+
+
+def check_curriculum(spec: SealedSpec, level: int) -> None:
+    """Reset an environment as a session with a curriculum does.
+
+    Raises:
+        SpecFileError: it takes no options, or cannot be reset with them.
+    """
+    program = _program(spec, [])
+    config = SessionConfig(0, 1, curriculum_level=level)
+    with _virtual():
+        machine = SessionMachine(program, config, interposition_for(program))
+        try:
+            _started(spec.name, machine)
+        except SpecFileError as error:
+            raise SpecFileError(f"curriculum_level: {error}") from error
+        finally:
+            machine.close()
 
 
 def check_env(spec: SealedSpec, *, seed: int = 0, steps: int = CHECK_STEPS) -> int:

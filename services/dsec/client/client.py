@@ -216,6 +216,7 @@ class Client:
         try:
             if check:
                 self._check_reward(plan)
+                _check_curriculum(plan)
             for spec in plan.specs():
                 if isinstance(spec, SealedSpec):
                     await self.register_sealed(spec, check=check)
@@ -336,6 +337,15 @@ _patiently = AsyncRetrying(
     reraise=True,
 )
 """The sessions go on while the database restarts; so does waiting for them."""
+
+
+def _check_curriculum(plan: SessionPlan) -> None:
+    """Try the environment with the session's curriculum level, if it is here."""
+    level = plan.session.curriculum_level
+    if level is not None and isinstance(plan.env, SealedSpec):
+        from dsec.client.check import check_curriculum  # loads Gymnasium
+
+        check_curriculum(plan.env, level)
 
 
 async def _once(ids: list[UUID]) -> AsyncIterator[list[UUID]]:

@@ -95,6 +95,11 @@ class _Operation:
     def tool(self) -> ToolDocument:
         """See `with_operation`."""
         path, method, shared, operation = self._found()
+        if operation.get("callbacks") and not self._document.accepted_is_result:
+            self._refuse(
+                "it answers through a callback, which nobody hears; name an operation that waits, "
+                "or, if what it answers at once is the result, `accepted_is_result: true`"
+            )
         places: dict[str, Place] = {}
         properties: dict[str, Any] = {}
         required: list[str] = []

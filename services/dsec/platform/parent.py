@@ -9,10 +9,10 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies, however that dies. Linux only.
+def die_with_parent(sent: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel end this process when its parent dies, however that dies. Linux only.
 
     The end of a pipe would not stop user code that never returns.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, sent)

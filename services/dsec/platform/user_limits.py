@@ -17,7 +17,7 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -95,12 +95,20 @@ def _own_threads() -> int:
 def started_by(pid: int, count_max: int) -> int:
     """How many processes one has started that have not ended, with those they have; no more than
     one above `count_max` are counted. 0 where the system does not say."""
-    found, look_at = 0, [pid]
-    while look_at and found <= count_max:
+    return sum(1 for _ in zip(_below(pid), range(count_max + 1), strict=False))
+
+
+def processes_below(pid: int) -> list[int]:
+    """The processes that one has started and that have not ended, with those they have."""
+    return list(_below(pid))
+
+
+def _below(pid: int) -> Iterator[int]:
+    look_at = [pid]
+    while look_at:
         children = _children(look_at.pop())
-        found += len(children)
+        yield from children
         look_at += children
-    return found
 
 
 def _children(pid: int) -> list[int]:

@@ -29,6 +29,7 @@ _OF_KINDS: dict[str, tuple[str, ...]] = {
     "url": ("http", "openapi", "mcp", "openai"),
     "method": ("http", "openapi"),
     "headers": ("http", "openapi", "mcp", "openai"),
+    "accepted_is_result": ("http", "openapi"),
     "document": ("openapi",),
     "operation": ("openapi",),
     "places": ("openapi",),
@@ -75,6 +76,9 @@ class ToolDocument(Document):
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "POST"
     headers: dict[str, str] = Field(default_factory=dict)
     """`${NAME}` in a value stands for a secret."""
+    accepted_is_result: bool = False
+    """`http`, `openapi`: an answer with status 202 is the result. Otherwise it says that the result
+    comes later, through a callback say, and the call fails, `declaration_misfit`."""
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object"})
     """The JSON Schema of the arguments. `openapi` and `mcp`: taken from there if it is left out."""
     idempotent: bool = False

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -19,13 +20,17 @@ from referencing import Registry
 from dsec.session.code import CodeNamespace
 from dsec.session.code_errors import CodeError
 from dsec.session.documents import SpecError, ToolDocument, unseal
-from dsec.session.raised import is_ours, told
+from dsec.session.fitting import misfit, promise
+from dsec.session.raised import is_ours, told, type_name
 from dsec.tool.frames import Failure, Order, Outcome, Refused
 from dsec_contracts.canonical import CanonicalError, encode
 
 MESSAGE_CHARS_MAX = 4_000
 KEY_ARGUMENT = "idempotency_key"
 """A Python tool that has a parameter of this name is given the key of the call in it."""
+
+_SERVER_GONE = ("mcp_broken", "mcp_unreachable", "output_too_large")
+"""Failures after which an MCP server that was started may have left something running."""
 
 Function = Callable[[dict[str, Any], str], Any]
 """From arguments and idempotency key to what the tool returns."""
@@ -40,14 +45,28 @@ class Tool:
         # Without a registry a schema could have this process fetch what it refers to.
         self._schema = Draft202012Validator(document.parameters, registry=Registry())
 
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether the tool's own code runs in this process, and not in its server's."""
+        return self._document.kind == "python"
+
+    def is_spent_by(self, outcome: Outcome) -> bool:
+        """Whether what the tool has started may be in any state after a call that ended so."""
+        return bool(self._document.command) and (
+            isinstance(outcome, Failure) and outcome.code in _SERVER_GONE
+        )
+
     def call(self, order: Order) -> Outcome:
         """Make a call. Whatever the tool does, this returns."""
         try:
             arguments = self._arguments(order.arguments)
-            return self._output(self._function(arguments, order.key))
+            result = self._function(arguments, order.key)
+            return result if isinstance(result, Failure) else self._output(result)
         except BaseException as error:  # noqa: BLE001 - user code, `sys.exit` included
             if is_ours(error) and isinstance(error, Refused):
-                return error.failure
+                # A server's own words may be in it, as many as it likes.
+                told = error.failure.message[:MESSAGE_CHARS_MAX]
+                return replace(error.failure, message=told)
             return Failure("tool_raised", _told(error), _retryable(error))
 
     def _arguments(self, text: str) -> dict[str, Any]:
@@ -99,7 +118,7 @@ def _function(
 ) -> Function:
     # Imported here: each costs more to load than most tools.
     if document.kind == "python":
-        return _python(CodeNamespace(spec_hash, files).load(document.entry))
+        return _python(CodeNamespace(spec_hash, files).load(document.entry), document.parameters)
     if document.kind == "openai":
         from dsec.tool.model_request import complete
 
@@ -130,8 +149,12 @@ def _ours(function: Function) -> Function:
     return call
 
 
-def _python(function: Any) -> Function:
+def _python(function: Any, parameters: Mapping[str, Any]) -> Function:
     """A Python function, plain or `async def`, called with the arguments by name."""
+    if (why := misfit(function, parameters, KEY_ARGUMENT)) is not None:
+        raise Refused(
+            Failure("declaration_misfit", f"the function is not what its spec says: {why}")
+        )
     try:
         wants_key = KEY_ARGUMENT in inspect.signature(function).parameters
     except Exception:  # noqa: BLE001 - no function, which its call will say, or one without names
@@ -140,13 +163,28 @@ def _python(function: Any) -> Function:
     def call(arguments: dict[str, Any], key: str) -> Any:
         given = arguments | {KEY_ARGUMENT: key} if wants_key else arguments
         result = function(**given)
-        return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+        if (what := promise(result)) is not None:
+            # Nobody would hear of it: what a call returns is all there is.
+            return Failure(
+                "declaration_misfit",
+                f"the tool returned {what}: wait for it in the tool, or `async def` it",
+            )
+        if not inspect.isawaitable(result):
+            return result
+        result, error = asyncio.run(_awaited(result))
+        if error is not None:
+            raise error
+        return result
 
     return call
 
 
-async def _awaited(result: Any) -> Any:
-    return await result
+async def _awaited(result: Any) -> tuple[Any, BaseException | None]:
+    # The loop must not see the error: one that cannot be told breaks it for later calls too.
+    try:
+        return await result, None
+    except BaseException as error:  # noqa: BLE001 - raised again outside
+        return None, error
 
 
 def _invalid(message: str) -> Failure:
@@ -163,4 +201,7 @@ def _retryable(error: BaseException) -> bool:
 
 
 def _told(error: BaseException) -> str:
-    return told(error, MESSAGE_CHARS_MAX).encode("utf-8", "backslashreplace").decode()
+    text, name = told(error, MESSAGE_CHARS_MAX), type_name(error)
+    if name not in text:  # its message is so long that nothing else was left
+        text = f"{name}: ...{text}"
+    return text.encode("utf-8", "backslashreplace").decode()

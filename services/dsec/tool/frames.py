@@ -45,25 +45,26 @@ Outcome = bytes | Failure
 """The canonical result of a call, or why it has none."""
 
 
-def reply(outcome: Outcome) -> bytes:
-    """An outcome as bytes."""
+def reply(outcome: Outcome, *, spent: bool = False) -> bytes:
+    """An outcome as bytes, and whether the process that had it must not be used again."""
     if isinstance(outcome, Failure):
-        return encode([outcome.code, outcome.message, outcome.retryable, outcome.retry_after_s])
-    return encode(outcome)
+        told = [outcome.code, outcome.message, outcome.retryable, outcome.retry_after_s]
+        return encode([spent, *told])
+    return encode([spent, outcome])
 
 
-def read_reply(body: bytes) -> Outcome:
+def read_reply(body: bytes) -> tuple[Outcome, bool]:
     """What `reply` was given.
 
     Raises:
         ValueError: the bytes are no reply.
     """
-    value = decode(body)
-    if isinstance(value, bytes):
-        return value
     try:
-        code, message, retryable, wait = value
+        spent, *told = decode(body)
+        if len(told) == 1 and isinstance(told[0], bytes):
+            return told[0], bool(spent)
+        code, message, retryable, wait = told
         retry_after_s = None if wait is None else float(wait)
     except (TypeError, ValueError) as error:
         raise ValueError(f"no reply: {error}") from error
-    return Failure(str(code), str(message), bool(retryable), retry_after_s)
+    return Failure(str(code), str(message), bool(retryable), retry_after_s), bool(spent)

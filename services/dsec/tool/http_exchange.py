@@ -28,6 +28,11 @@ ERROR_BODY_BYTES_MAX = 1_000
 ERROR_BODY_WAIT_S = 2.0
 """How long that is waited for: the status is known, and the call's deadline is for an answer."""
 RETRYABLE = frozenset((408, 425, 429, 500, 502, 503, 504))
+ACCEPTED = 202
+_LATER = (
+    "HTTP 202: the server has taken the request and answers later, elsewhere, where nobody hears "
+    "it; name an endpoint that waits, or, if this is all that it says, `accepted_is_result: true`"
+)
 _CHUNK_BYTES = 1 << 16
 
 
@@ -65,6 +70,8 @@ async def exchanged(
             answered = True
             if not 200 <= answer.status < 300:
                 await _refuse(answer)
+            if answer.status == ACCEPTED and not document.accepted_is_result:
+                fail("declaration_misfit", _LATER)
             yield answer
     except aiohttp.ClientConnectorError as error:
         fail("http_unreachable", f"{document.url}: {error}", retryable=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 import anyio
@@ -27,9 +27,16 @@ CLOSE_WAIT_S = 2.0
 
 @contextlib.asynccontextmanager
 async def pipes_of(
-    command: str, args: Sequence[str], env: Mapping[str, str], folder: Path, line_bytes_max: int
+    command: str,
+    args: Sequence[str],
+    env: Mapping[str, str],
+    folder: Path,
+    line_bytes_max: int,
+    on_too_long: Callable[[], None],
 ) -> AsyncIterator[TransportStreams]:
     """Start a server and exchange messages with it, one a line.
+
+    A line of more than `line_bytes_max` ends the connection; `on_too_long` is called before.
 
     Raises:
         OSError: it cannot be started.
@@ -48,13 +55,17 @@ async def pipes_of(
         async with received_in:
             assert process.stdout is not None
             async for part in process.stdout:
-                rest += part
-                *lines, last = rest.split(b"\n")
-                rest = bytearray(last)
+                first, *others = part.split(b"\n")
+                rest += first
+                for other in others:
+                    if rest and len(rest) <= line_bytes_max:
+                        await received_in.send(_message(bytes(rest)))
+                    if len(rest) > line_bytes_max:
+                        break
+                    rest = bytearray(other)
                 if len(rest) > line_bytes_max:
+                    on_too_long()
                     return  # what waits for it is told that the server is gone
-                for line in filter(None, lines):
-                    await received_in.send(_message(bytes(line)))
 
     async def write() -> None:
         assert process.stdin is not None

@@ -13,25 +13,27 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import httpx2
 import mcp
 from anyio.from_thread import BlockingPortal, start_blocking_portal
-from mcp.client.streamable_http import streamable_http_client
 
 from dsec.platform.secrets import filled
 from dsec.session.tool_document import ToolDocument
 from dsec.tool.frames import Refused
 from dsec.tool.http_exchange import fail, sendable
+from dsec.tool.mcp_http import Heard, http_of
 from dsec.tool.mcp_pipes import pipes_of
 
 log = logging.getLogger(__name__)
 
 TOOL_PAGES_MAX = 100
 """Of a server's list of tools: one that never ends must not look like one that is long."""
+LIST_WAIT_S_MAX = 30.0
+"""How long a server is waited for that is asked what it has when a tool is registered."""
 _GROWTH = 6
 """A JSON text may be so many times longer than what it says."""
 
@@ -57,7 +59,7 @@ def listed(
         Refused: it cannot be reached, or has no such tool.
     """
     digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
-    server = _Server(document, digest, files, secrets)
+    server = _Server(document, digest, files, secrets, LIST_WAIT_S_MAX)
     try:
         return server.tool()
     finally:
@@ -73,8 +75,16 @@ class _Server:
         spec_hash: str,
         files: Mapping[str, bytes],
         secrets: Mapping[str, str],
+        wait_s: float | None = None,
     ) -> None:
+        """Prepare.
+
+        Args:
+            wait_s: for each answer, where no deadline of a call ends the process.
+        """
         self._document = document
+        self._wait_s = wait_s
+        self._heard = Heard()
         self._spec_hash = spec_hash
         self._files = files
         self._secrets = secrets
@@ -100,15 +110,18 @@ class _Server:
         self._check_declared(self.tool())
         assert self._client is not None
         assert self._portal is not None
+        self._heard.forget()
         try:
             result = self._portal.call(self._asked, self._client, arguments, key)
         except mcp.MCPError as error:
+            self._tell_heard()
             if error.code == mcp.types.CONNECTION_CLOSED:
                 self.close()
-                self._broken("the server ended the connection")
+                self._broken(f"the server ended the connection: {error}")
             fail("tool_raised", f"the server refused the call: {error}")
         except Exception as error:  # noqa: BLE001 - whatever a transport raises
             self.close()
+            self._tell_heard()
             self._broken(repr(error))
         told = result.model_dump(mode="json", by_alias=True, exclude_none=True)
         content = told.get("content", [])
@@ -123,6 +136,19 @@ class _Server:
         # The key where servers look for what is said beside the arguments.
         meta: Any = {"dsec/idempotencyKey": key}
         return await client.call_tool(self._name, arguments, meta=meta)
+
+    def _tell_heard(self) -> None:
+        """Fail with what the transport has seen, where that says more than the client does."""
+        if self._heard.too_large:
+            self.close()
+            most = self._document.output_bytes_max
+            fail(
+                "output_too_large",
+                f"{self._place()}: more came than output_bytes_max {most} allows",
+            )
+        if self._heard.refusal is not None:
+            refusal = self._heard.refusal
+            raise Refused(replace(refusal, message=f"{self._place()}: {refusal.message}"))
 
     def _broken(self, why: str) -> NoReturn:
         fail("mcp_broken", f"{self._place()}: {why}", retryable=self._document.idempotent)
@@ -154,7 +180,7 @@ class _Server:
         try:
             self._portal = self._held.enter_context(start_blocking_portal("asyncio"))
             transport = self._transport()
-            made = mcp.Client(transport, cache=None)
+            made = mcp.Client(transport, cache=None, read_timeout_seconds=self._wait_s)
             self._client = self._held.enter_context(self._portal.wrap_async_context_manager(made))
             self._tool = self._portal.call(self._found, self._client)
         except Refused:
@@ -162,8 +188,11 @@ class _Server:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a transport raises
             self.close()
+            self._tell_heard()
             told = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-            fail("mcp_unreachable", f"{self._place()}: {told!r}", retryable=True)
+            # What it said is not what such a server says: there it is.
+            code = "mcp_broken" if isinstance(told, ValueError) else "mcp_unreachable"
+            fail(code, f"{self._place()}: {told!r}", retryable=True)
 
     async def _found(self, client: mcp.Client) -> mcp.types.Tool:
         cursor: str | None = None
@@ -183,20 +212,13 @@ class _Server:
 
     def _transport(self) -> Any:
         document = self._document
+        most = document.output_bytes_max * _GROWTH
         if document.command:
             env = {k: filled(value, self._secrets) for k, value in document.env.items()}
-            most = document.output_bytes_max * _GROWTH
-            return pipes_of(document.command, document.args, env, self._folder(), most)
-        return self._http(sendable(document.headers, self._secrets))
-
-    @contextlib.asynccontextmanager
-    async def _http(self, headers: Mapping[str, str]) -> AsyncIterator[Any]:
-        # No time-out: the deadline of the call ends the process.
-        async with (
-            httpx2.AsyncClient(headers=dict(headers), timeout=None) as client,
-            streamable_http_client(self._document.url, http_client=client) as streams,
-        ):
-            yield streams
+            over = self._heard.over
+            return pipes_of(document.command, document.args, env, self._folder(), most, over)
+        headers = sendable(document.headers, self._secrets)
+        return http_of(document.url, headers, most, self._wait_s, self._heard)
 
     def _folder(self) -> Path:
         """A directory of this user's own with the spec's files; the same for all its processes."""

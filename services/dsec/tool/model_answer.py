@@ -13,7 +13,7 @@ from collections.abc import AsyncIterable
 from typing import Any
 
 from dsec.tool.http_exchange import fail
-from dsec_contracts.canonical import encode
+from dsec_contracts.canonical import CanonicalError, encode
 
 _NAMING = frozenset(("id", "created", "object", "timings"))
 _CACHED = "cached_tokens"
@@ -40,17 +40,20 @@ async def folded(pieces: AsyncIterable[Any]) -> dict[str, Any]:
                 whole["choices"] = _by_index(whole.get("choices", []), value)
             elif value is not None or name not in whole:
                 whole[name] = value
-    for choice in whole.get("choices", []):
-        if "delta" in choice:
+    choices = whole.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict) and "delta" in choice:
             choice["message"] = choice.pop("delta")
     return whole
 
 
-def _by_index(kept: list[dict[str, Any]], pieces: list[Any]) -> list[dict[str, Any]]:
-    """Pieces of a list whose entries say their places."""
+def _by_index(kept: Any, pieces: list[Any]) -> list[dict[str, Any]]:
+    """Pieces of a list whose entries say their places, added to what came of it before."""
+    if not isinstance(kept, list) or not all(isinstance(one, dict) for one in kept):
+        fail("result_invalid", "the stream goes on with a list where it began something else")
     for piece in pieces:
         if not isinstance(piece, dict):
-            fail("result_invalid", "the stream has a choice that is no object")
+            fail("result_invalid", "the stream has an entry of a list that is no object")
         index = piece.get("index", 0)
         if type(index) is not int or not 0 <= index < CHOICES_MAX or index > len(kept):
             fail("result_invalid", f"the stream skips to index {index!r}")
@@ -142,6 +145,9 @@ def _calls(calls: Any, asked: dict[str, Any], place: int) -> list[dict[str, Any]
     told = []
     for n, call in enumerate(calls):
         what = {name: value for name, value in call.items() if name not in ("id", "index")}
-        digest = hashlib.sha256(encode([asked, place, n, what])).hexdigest()
+        try:
+            digest = hashlib.sha256(encode([asked, place, n, what])).hexdigest()
+        except CanonicalError as error:
+            fail("result_invalid", f"tool_calls of choice {place} cannot be recorded: {error}")
         told.append({"id": f"call_{digest[:24]}", "type": "function"} | what)
     return told

@@ -8,6 +8,7 @@ not used again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -31,6 +32,8 @@ from dsec_contracts.canonical import encode
 log = logging.getLogger(__name__)
 
 START_WAIT_S_MAX = 30.0
+END_WAIT_S_MAX = 10.0
+"""How long a process is waited for that is told to end with all that it has started."""
 
 
 class CallingUnavailable(Exception):
@@ -87,8 +90,8 @@ class CallingProcess:
             raise
         return started
 
-    async def call(self, order: Order) -> Outcome:
-        """The outcome of a call.
+    async def call(self, order: Order) -> tuple[Outcome, bool]:
+        """The outcome of a call, and whether the process must not be used again.
 
         Raises:
             ConnectionError, asyncio.IncompleteReadError, ValueError: the process is gone, or what
@@ -105,8 +108,8 @@ class CallingProcess:
 
     async def watch(self, processes_max: int) -> None:
         """Until cancelled, end it when it has started too many others."""
-        pid = self._process.pid
-        await watch_processes(pid, processes_max, lambda: kill_group(pid))
+        itself = 1  # below its keeper
+        await watch_processes(self._process.pid, processes_max + itself, self._end)
 
     @property
     def alive(self) -> bool:
@@ -115,8 +118,18 @@ class CallingProcess:
 
     async def kill(self) -> None:
         """End it, and whatever it started."""
-        kill_group(self._process.pid)
+        self._end()
+        try:
+            async with asyncio.timeout(END_WAIT_S_MAX):
+                await self._process.wait()
+        except TimeoutError:
+            log.error("the keeper of a calling process does not end: it is killed")
+            kill_group(self._process.pid)
         await self._process.wait()
+
+    def _end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
 
 
 class Processes:
@@ -146,7 +159,7 @@ class Processes:
         watch = asyncio.create_task(process.watch(self._limits.processes_max))
         try:
             async with asyncio.timeout(deadline_s):
-                outcome = await process.call(order)
+                outcome, spent = await process.call(order)
         except TimeoutError:
             await process.kill()
             return Failure("deadline", f"the call took longer than {deadline_s:g} s")
@@ -159,7 +172,11 @@ class Processes:
             raise
         finally:
             watch.cancel()
-        await self.give_back(process)
+        if spent:
+            log.info("a tool has left threads or processes behind: they are ended")
+            await process.kill()
+        else:
+            await self.give_back(process)
         return outcome
 
     async def give_back(self, process: CallingProcess) -> None:

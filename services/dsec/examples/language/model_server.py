@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -183,8 +184,16 @@ def _parts(text: str) -> list[str]:
     return [text[at : at + 2] for at in range(0, len(text), 2)]
 
 
-def serve(port: int, handler: type[ModelHandler] = ModelHandler) -> ThreadingHTTPServer:
+class ModelServer(ThreadingHTTPServer):
+    """A server that takes it as it comes when a client goes away in the midst of an answer."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+def serve(port: int, handler: type[ModelHandler] = ModelHandler) -> ModelServer:
     """A server on the loopback address, which its caller has serve. Port 0: any free one."""
-    made = ThreadingHTTPServer(("127.0.0.1", port), handler)
-    made.daemon_threads = True
-    return made
+    return ModelServer(("127.0.0.1", port), handler)
