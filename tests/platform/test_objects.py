@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import resource
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlparse
 
 import pytest
 
-from dsec.platform import objects
+from dsec.platform import object_s3, objects
 from dsec.platform.object_proof import prove
 from dsec.platform.object_s3 import KEY, SECRET
 from dsec.platform.objects import (
@@ -75,6 +78,77 @@ def test_a_name_that_is_no_key_is_refused(object_store_url: str) -> None:
             ObjectStore(object_store_url).get(name)
 
 
+def _old(url: str, name: str) -> float:
+    """A time before which this object was written, and after which whatever is written now: in a
+    directory it is made an old one; a bucket keeps the server's time, to the second."""
+    parsed = urlparse(url)
+    if parsed.scheme == "file":
+        os.utime(Path(parsed.path) / name, (1e9, 1e9))
+        return 1e9 + 1
+    time.sleep(1.1)
+    return float(int(time.time()))
+
+
+def _path(key: str) -> str:
+    return f"{key[:2]}/{key}"
+
+
+@pytest.mark.s3
+def test_old_blobs_and_what_was_left_are_listed_and_nothing_of_others(
+    object_store_url: str,
+) -> None:
+    store, backend = ObjectStore(object_store_url), backend_of(object_store_url)
+    key = store.put(b"state")
+    left = f".proof/{'0' * 32}"
+    others = ("aa/tmp", "aa/notes.txt", f"bb/{'a' * 64}", "readme")
+    for name in (left, *(name for name in others if "/" in name)):
+        backend.write_if_absent(name, b"x")
+    before = max(_old(object_store_url, name) for name in (_path(key), left))
+    store.put(b"young")
+    assert {one.name for one in store.older(before)} == {_path(key), left}
+    (mine,) = [one for one in store.older(before) if one.name == _path(key)]
+    assert (mine.key, mine.size_bytes, mine.is_left) == (key, 5, False)
+    assert store.collect(mine, before)
+    assert not store.collect(mine, before), "another collector was there"
+    with pytest.raises(BlobNotFound):
+        store.get(key)
+
+
+@pytest.mark.s3
+def test_what_is_put_again_is_young_again(
+    object_store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_s3, "REFRESH_AGE_S", 1.0)
+    store = ObjectStore(object_store_url)
+    key = store.put(b"state")
+    before = _old(object_store_url, _path(key))
+    (listed,) = store.older(before)
+    store.put(b"state")
+    assert not store.collect(listed, before)
+    assert store.get(key) == b"state"
+    assert store.older(before) == []
+
+
+def test_a_name_outlives_a_power_failure_as_the_bytes_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    key = ObjectStore(tmp_path.as_uri()).put(b"state")
+    folder = tmp_path / key[:2]
+    assert synced[0] == tmp_path, "the folder's own name"
+    assert synced[1].parent == folder
+    assert synced[2:] == [folder]
+    backend_of(tmp_path.as_uri()).write(_path(key), b"other")
+    assert synced[-1] == folder
+
+
 # -- a bucket ----------------------------------------------------------------------------------
 
 
@@ -103,6 +177,10 @@ def test_credentials_show_nowhere(caplog: pytest.LogCaptureFixture) -> None:
         ("s3://bucket?endpoint=http://key:secret@host", "holds no credentials"),
         ("s3://bucket?endpoint=http://host&secret=1", "give the object store as"),
         ("s3:///prefix", "give the object store as"),
+        ("s3://No_Such/prefix", "DSEC_OBJECT_STORE_URL names the bucket 'No_Such'"),
+        ("s3://my..bucket", "names the bucket 'my..bucket'"),
+        ("s3://b%20b?endpoint=http://host", "names the bucket 'b%20b'"),
+        ("s3://ab", "3 to 63 small letters"),
         ("s3://bucket?endpoint=host", "its endpoint or region is none"),
         ("s3://bucket?region=no%20where", "its endpoint or region is none"),
         ("s3://[bucket", "URL is none"),
@@ -117,6 +195,10 @@ def test_a_url_that_is_none_is_refused_without_being_repeated(url: str, told: st
     with pytest.raises(ObjectStoreError, match=told) as error:
         ObjectStore(url, NAMED)
     assert "secret" not in str(error.value).replace(SECRET.lower(), "")
+
+
+def test_other_servers_may_call_a_bucket_otherwise() -> None:
+    assert ObjectStore("s3://My_Bucket?endpoint=http://127.0.0.1:1", NAMED).place
 
 
 def test_a_bucket_without_credentials_says_where_they_belong() -> None:

@@ -18,6 +18,7 @@ from dsec.cli.answer import (
     run_async,
     say_json,
 )
+from dsec.cli.collect import collect
 from dsec.cli.find import find_session
 from dsec.cli.tables import plain_table, print_fields
 from dsec.client.client import Client
@@ -48,7 +49,10 @@ limit_option = click.option(
 
 @click.group()
 def anchors() -> None:
-    """Look at captured state and check that it can be loaded."""
+    """Look at captured state, check that it can be loaded, and collect what is named nowhere."""
+
+
+anchors.add_command(collect)
 
 
 @anchors.command("list")

@@ -6,9 +6,12 @@ import contextlib
 import errno
 import os
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from dsec.platform.object_errors import ObjectStoreError
+from dsec.platform.object_listing import REFRESH_AGE_S, Listed
 
 _NO_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK))
 
@@ -29,11 +32,12 @@ class Directory:
         draft = self._draft(name, data)
         with _telling(name, "written"):
             os.replace(draft, self._root / name)
+            _sync(draft.parent)
 
     def write_if_absent(self, name: str, data: bytes) -> bool:
         """See `Backend`. Readers see the whole blob or none, and of several racers one wins."""
         path = self._root / name
-        if path.exists():
+        if _is_there(path):
             return False
         draft = self._draft(name, data)
         try:
@@ -48,6 +52,8 @@ class Directory:
                 os.replace(draft, path)
         finally:
             draft.unlink(missing_ok=True)
+        with _telling(name, "written"):
+            _sync(path.parent)
         return True
 
     def read(self, name: str) -> bytes | None:
@@ -70,10 +76,47 @@ class Directory:
         with contextlib.suppress(OSError):  # it has others in it
             path.parent.rmdir()
 
+    def listed(self) -> Iterator[Listed]:
+        """See `Backend`."""
+        try:
+            folders = [one for one in os.scandir(self._root) if one.is_dir(follow_symlinks=False)]
+        except OSError as error:
+            raise ObjectStoreError(f"{self._root} cannot be listed: {error}") from error
+        for folder in folders:
+            # What goes away meanwhile was another collector's, or a draft.
+            with contextlib.suppress(FileNotFoundError), _telling(folder.name, "listed"):
+                for one in os.scandir(folder.path):
+                    with contextlib.suppress(FileNotFoundError):
+                        told = one.stat(follow_symlinks=False)
+                        yield Listed(f"{folder.name}/{one.name}", told.st_size, told.st_mtime)
+
+    def delete_if_older(self, name: str, before_s: float) -> bool:
+        """See `Backend`. Moved aside first: whoever puts it meanwhile finds it gone and writes it
+        anew, and one that was put again a moment before is moved back."""
+        path = self._root / name
+        with _telling(name, "deleted"):
+            if not path.exists():
+                return False
+            descriptor, made = tempfile.mkstemp(dir=path.parent)
+            os.close(descriptor)
+            aside = Path(made)
+            try:
+                os.replace(path, aside)
+            except FileNotFoundError:  # another collector was here
+                aside.unlink()
+                return False
+            if aside.stat().st_mtime >= before_s:
+                os.replace(aside, path)
+                return False
+            aside.unlink()
+        return True
+
     def _draft(self, name: str, data: bytes) -> Path:
         folder = (self._root / name).parent
         with _telling(name, "written"):
-            folder.mkdir(parents=True, exist_ok=True)
+            if not folder.is_dir():
+                folder.mkdir(parents=True, exist_ok=True)
+                _sync(folder.parent)
             with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
                 draft = Path(file.name)
                 try:
@@ -85,6 +128,27 @@ class Directory:
                     draft.unlink(missing_ok=True)
                     raise
         return draft
+
+
+def _sync(folder: Path) -> None:
+    """A file's bytes outlive a power failure once it is synced, its name once its folder is."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a blob lies there; if so it is not old any more."""
+    try:
+        if time.time() - path.stat().st_mtime > REFRESH_AGE_S:
+            os.utime(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise ObjectStoreError(f"{_short(path.name)} cannot be read: {error}") from error
+    return True
 
 
 @contextlib.contextmanager

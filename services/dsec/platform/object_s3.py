@@ -11,11 +11,14 @@ elsewhere: not every server takes them, and blobs are named by their hash anyway
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from dsec.platform.object_errors import ObjectStoreError
+from dsec.platform.object_listing import REFRESH_AGE_S, Listed
 
 KEY, SECRET, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
 CREDENTIALS = (KEY, SECRET, TOKEN)
@@ -23,7 +26,10 @@ CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
 CONNECTIONS_MAX = 32
 REGION = "us-east-1"
+_BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_BUCKET_ELSEWHERE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{1,253}[a-zA-Z0-9]")
 _QUERY = frozenset(("endpoint", "region"))
+_READS = frozenset(("get_object", "head_object"))
 _ABSENT = frozenset(("NoSuchKey", "404", "NotFound"))
 _PRESENT = frozenset(("PreconditionFailed", "412"))
 
@@ -55,6 +61,7 @@ class Bucket:
             raise ObjectStoreError(
                 "give the object store as s3://BUCKET/PREFIX?endpoint=URL&region=NAME"
             )
+        _check_bucket(parts.netloc, "endpoint" in query)
         if "@" in (endpoint := query.get("endpoint", "")):
             raise ObjectStoreError("the endpoint of an s3:// URL holds no credentials")
         given = credentials_of(os.environ) if credentials is None else credentials
@@ -84,7 +91,11 @@ class Bucket:
 
     def write_if_absent(self, name: str, data: bytes) -> bool:
         """See `Backend`."""
-        return self._call("put_object", name, Body=data, IfNoneMatch="*") is not _REFUSED
+        if self._call("put_object", name, Body=data, IfNoneMatch="*") is not _REFUSED:
+            return True
+        if time.time() - self._written_s(name) > REFRESH_AGE_S:
+            self.write(name, data)  # the same bytes, and young again
+        return False
 
     def read(self, name: str) -> bytes | None:
         """See `Backend`."""
@@ -104,6 +115,34 @@ class Bucket:
         """See `Backend`."""
         self._call("delete_object", name)
 
+    def listed(self) -> Iterator[Listed]:
+        """See `Backend`."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        pages = self._client.get_paginator("list_objects_v2")
+        try:
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
+                for one in page.get("Contents", ()):
+                    name = one["Key"].removeprefix(self._prefix)
+                    yield Listed(name, one["Size"], one["LastModified"].timestamp())
+        except ClientError as error:
+            self._fail("", error, str(error.response.get("Error", {}).get("Code", "")))
+        except BotoCoreError as error:
+            self._fail("", error)
+
+    def delete_if_older(self, name: str, before_s: float) -> bool:
+        """See `Backend`. S3 deletes under no such condition: between the two calls, a few
+        milliseconds, a blob that is put again is deleted with the old one."""
+        if not 0 < self._written_s(name) < before_s:
+            return False
+        self.delete(name)
+        return True
+
+    def _written_s(self, name: str) -> float:
+        """When an object was written; 0 where there is none."""
+        answer = self._call("head_object", name)
+        return 0.0 if answer is None else float(answer["LastModified"].timestamp())
+
     def _call(self, operation: str, name: str, **arguments: Any) -> Any:
         """What the server answers; None where there is no such blob, `_REFUSED` where there is."""
         from botocore.exceptions import BotoCoreError, ClientError
@@ -113,7 +152,7 @@ class Bucket:
             return ask(Bucket=self._bucket, Key=f"{self._prefix}{name}", **arguments)
         except ClientError as error:
             code = str(error.response.get("Error", {}).get("Code", ""))
-            if operation == "get_object" and code in _ABSENT:
+            if operation in _READS and code in _ABSENT:
                 return None
             if code in _PRESENT:
                 return _REFUSED
@@ -124,12 +163,26 @@ class Bucket:
     def _fail(self, name: str, error: Exception, code: str = "") -> NoReturn:
         # Its own sentence and not the library's: that one may quote what was sent.
         why = code or type(error).__name__
-        raise ObjectStoreError(
-            f"{self.place}: blob {name.rpartition('/')[2][:12]}: {why}"
-        ) from error
+        what = f"blob {name.rpartition('/')[2][:12]}" if name else "listing it"
+        raise ObjectStoreError(f"{self.place}: {what}: {why}") from error
 
 
 _REFUSED = object()
+
+
+def _check_bucket(name: str, elsewhere: bool) -> None:
+    """Refuse a name that no bucket has: every call would fail, as if the store were away.
+
+    Args:
+        elsewhere: it is not Amazon's; other servers, and Amazon of old, allow more.
+    """
+    if not (_BUCKET_ELSEWHERE if elsewhere else _BUCKET).fullmatch(name):
+        allowed = "letters, digits, dots, hyphens" + (", underscores" if elsewhere else "")
+        raise ObjectStoreError(
+            f"DSEC_OBJECT_STORE_URL names the bucket {name!r}, and none is called that: 3 to "
+            f"{255 if elsewhere else 63} {'' if elsewhere else 'small '}{allowed}, with a letter "
+            "or digit at both ends"
+        )
 
 
 def _client(endpoint: str, region: str, credentials: Mapping[str, str]) -> Any:

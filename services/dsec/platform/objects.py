@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlparse
@@ -21,6 +21,7 @@ from tenacity import (
 from dsec.platform.crash_points import reached
 from dsec.platform.object_directory import Directory
 from dsec.platform.object_errors import BlobDamaged, BlobNotFound, ObjectStoreError
+from dsec.platform.object_listing import Listed
 from dsec.platform.object_s3 import Bucket
 
 __all__ = ["BlobDamaged", "BlobNotFound", "ObjectStore", "ObjectStoreError", "put_patiently"]
@@ -45,7 +46,8 @@ class Backend(Protocol):
         ...
 
     def write_if_absent(self, name: str, data: bytes) -> bool:
-        """Whether it was absent, and is now written."""
+        """Whether it was absent, and is now written. One that is there and older than
+        `REFRESH_AGE_S` counts as written now."""
         ...
 
     def read(self, name: str) -> bytes | None:
@@ -54,6 +56,14 @@ class Backend(Protocol):
 
     def delete(self, name: str) -> None:
         """Nothing lies there afterwards."""
+        ...
+
+    def listed(self) -> Iterator[Listed]:
+        """All that lies there, in no order, other people's objects too."""
+        ...
+
+    def delete_if_older(self, name: str, before_s: float) -> bool:
+        """Delete what was written before a time; what was put again since then stays."""
         ...
 
 
@@ -130,6 +140,31 @@ class ObjectStore:
         if hashlib.sha256(data).hexdigest() != key:
             raise BlobDamaged(f"blob {key[:12]} is damaged: its bytes do not match its name")
         return data
+
+    def older(self, before_s: float) -> list[Listed]:
+        """Blobs, and what was left on the way to one, that were written before a time.
+
+        Raises:
+            ObjectStoreError: the store cannot be listed.
+        """
+        return [
+            one
+            for one in self._backend.listed()
+            if one.written_s < before_s and (one.key is not None or one.is_left)
+        ]
+
+    def collect(self, one: Listed, before_s: float) -> bool:
+        """Delete what `older` named, unless it was put again since then.
+
+        Raises:
+            ObjectStoreError: the store is away.
+        """
+        return self._backend.delete_if_older(one.name, before_s)
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people: never with credentials."""
+        return self._backend.place
 
 
 def _name(key: str) -> str:
