@@ -99,7 +99,7 @@ def test_settings_take_the_standard_variables_from_the_environment(
     ("endpoint", "variables", "told"),
     [
         ("127.0.0.1:4318", {}, "http://HOST:4318"),
-        ("http://h", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "OTEL_EXPORTER_OTLP_PROTOCOL"),
+        ("http://h", {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL"),
         ("http://h", {"OTEL_TRACES_SAMPLER": "jaeger_remote"}, "always_on"),
         (
             "http://h",

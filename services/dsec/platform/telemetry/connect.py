@@ -8,6 +8,7 @@ and the service goes on without.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -18,9 +19,10 @@ from dsec.platform.telemetry.telemetry import OFF, Telemetry
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = "http/protobuf"
+HTTP, GRPC = "http/protobuf", "grpc"
 _ENDPOINTS = tuple(f"OTEL_EXPORTER_OTLP{signal}_ENDPOINT" for signal in ("", "_TRACES", "_METRICS"))
 _PROTOCOLS = tuple(f"OTEL_EXPORTER_OTLP{signal}_PROTOCOL" for signal in ("", "_TRACES", "_METRICS"))
+_GRPC_EXPORTER = "opentelemetry.exporter.otlp.proto.grpc"
 _SAMPLERS = ("always_on", "always_off", "traceidratio")
 
 
@@ -59,9 +61,11 @@ def _check(endpoints: list[str], variables: Mapping[str, str]) -> None:
                 f"{endpoint!r} is no URL of an OTLP receiver: write it as http://HOST:4318"
             )
     for name in _PROTOCOLS:
-        if variables.get(name, PROTOCOL) != PROTOCOL:
+        if (protocol := variables.get(name) or HTTP) not in (HTTP, GRPC):
+            raise Unusable(f"{name} is {protocol}, and {HTTP} and {GRPC} are what is spoken here")
+        if protocol == GRPC and importlib.util.find_spec(_GRPC_EXPORTER) is None:
             raise Unusable(
-                f"{name} is {variables[name]}, and only {PROTOCOL} is spoken here: unset it, and "
+                f"{name} is {GRPC}, which needs `pip install 'dsec[otlp-grpc]'`; or unset it, and "
                 "name the receiver's HTTP port, usually 4318"
             )
 

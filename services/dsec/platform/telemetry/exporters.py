@@ -12,21 +12,16 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.metrics.export import (
-    MetricExportResult,
-    MetricReader,
-    MetricsData,
-    PeriodicExportingMetricReader,
-)
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from dsec.platform.telemetry.delivery import Delivery
+from dsec.platform.telemetry.own_metrics import OfThisProcess
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +37,7 @@ COMPLAINT_PERIOD_S = 60.0
 class _Counting(SpanExporter):
     """Sends, and counts what became of it."""
 
-    def __init__(self, exporter: OTLPSpanExporter, delivery: Delivery, endpoint: str) -> None:
+    def __init__(self, exporter: SpanExporter, delivery: Delivery, endpoint: str) -> None:
         self._exporter = exporter
         self._delivery = delivery
         self._endpoint = endpoint
@@ -67,13 +62,14 @@ class _Counting(SpanExporter):
             self._complained_s = now_s
             log.warning(
                 "%d spans are lost so far: the OTLP receiver at %s does not take them. Does it "
-                "listen there, for OTLP over HTTP?",
+                "listen there, for OTLP over %s?",
                 self._delivery.lost,
                 self._endpoint,
+                "gRPC" if speaks_grpc("TRACES", os.environ) else "HTTP",
             )
 
     def shutdown(self) -> None:
-        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+        self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         return self._exporter.force_flush(timeout_millis)
@@ -97,20 +93,14 @@ class _Bounded(SpanProcessor):
         return self._queue.force_flush(timeout_millis)
 
 
-class _OwnMetrics(OTLPMetricExporter):
-    """Sends metrics of this process, and none of a child that user code forked: its copies of the
-    numbers would come under this process's name."""
+class _OwnMetrics(OfThisProcess, OTLPMetricExporter):
+    """See `OfThisProcess`."""
 
-    def __init__(self, url: str | None) -> None:
-        super().__init__(url)
-        self._owner_pid = os.getpid()
 
-    def export(
-        self, metrics_data: MetricsData, timeout_millis: float | None = None, **kwargs: Any
-    ) -> MetricExportResult:
-        if os.getpid() != self._owner_pid:
-            return MetricExportResult.SUCCESS
-        return super().export(metrics_data, timeout_millis, **kwargs)
+def speaks_grpc(signal: str, variables: Mapping[str, str]) -> bool:
+    """Whether a signal (`TRACES`, `METRICS`) goes over gRPC, by OpenTelemetry's own variables."""
+    names = f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
+    return next((variables[name] for name in names if variables.get(name)), "") == "grpc"
 
 
 def wanted(signal: str, endpoint: str) -> bool:
@@ -126,7 +116,13 @@ def wanted(signal: str, endpoint: str) -> bool:
 
 def processor(endpoint: str, delivery: Delivery) -> SpanProcessor:
     """The way of spans to a receiver; an empty endpoint: to where the `OTEL_*` variables say."""
-    exporter = OTLPSpanExporter(_url(endpoint, "traces"))
+    exporter: SpanExporter
+    if speaks_grpc("TRACES", os.environ):
+        from dsec.platform.telemetry.exporters_grpc import span_exporter
+
+        exporter = span_exporter(endpoint or None)
+    else:
+        exporter = OTLPSpanExporter(_url(endpoint, "traces"))
     told = endpoint or os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
     shown = told or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
     batch_max = int(os.environ.get("OTEL_BSP_MAX_EXPORT_BATCH_SIZE") or BATCH_SPANS_MAX)
@@ -144,6 +140,10 @@ def readers(endpoint: str) -> list[MetricReader]:
     """The way of metrics, likewise; none where they are turned off."""
     if not wanted("METRICS", endpoint):
         return []
+    if speaks_grpc("METRICS", os.environ):
+        from dsec.platform.telemetry.exporters_grpc import metric_exporter
+
+        return [PeriodicExportingMetricReader(metric_exporter(endpoint or None))]
     return [PeriodicExportingMetricReader(_OwnMetrics(_url(endpoint, "metrics")))]
 
 
