@@ -234,6 +234,23 @@ async def test_a_close_gives_work_its_time_and_begins_none(rig: Rig) -> None:
     assert (again.sequence, again.delivered) == (rig.begun[0].sequence + 1, 2)
 
 
+async def test_what_waits_for_a_place_when_it_closes_is_anothers(rig: Rig) -> None:
+    async def endless(message: Message) -> None:
+        await asyncio.Event().wait()
+
+    rig.settle_with(endless, in_flight_max=1)
+    await rig.send(2)
+    await rig.settler.begin(await rig.next())
+    second = asyncio.create_task(rig.settler.begin(await rig.next()))
+    await asyncio.sleep(0.1)
+    assert not second.done()
+    await asyncio.wait_for(rig.settler.close(0), WAIT_S_MAX)
+    await asyncio.wait_for(second, WAIT_S_MAX)
+    assert len(rig.begun) == 1, "nothing is begun once it is closed"
+    handed_back = [await rig.next(), await rig.next()]
+    assert sorted(message.delivered for message in handed_back) == [2, 2]
+
+
 async def test_what_is_not_done_when_the_time_is_over_is_anothers(rig: Rig) -> None:
     async def endless(message: Message) -> None:
         await asyncio.Event().wait()

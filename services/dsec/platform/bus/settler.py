@@ -76,11 +76,13 @@ class Settler:
     async def begin(self, message: Message) -> None:
         """Have a message worked on beside others; never raises. Waits only while there are too
         many."""
-        if self._closed:
-            await settle(message.nak(CLOSED_RETRY_S))
-            return
         signals = Signals(message, self._signal_s)
         await self._places.acquire()
+        if self._closed:  # perhaps only since it waits: nobody would give this one its time
+            self._places.release()
+            signals.cancel()
+            await settle(message.nak(CLOSED_RETRY_S))
+            return
         task = asyncio.create_task(self._settled(message, signals))
         self._tasks.add(task)
         task.add_done_callback(self._left)
