@@ -210,6 +210,8 @@ def down(state_dir: Path | None, as_json: bool) -> None:
         click.echo(f"No stack was running on {folder}.")
     for leftover in result.ended_leftovers:
         click.echo(f"Ended {leftover}, left by an earlier run.")
+    if result.note is not None:
+        click.echo(f"It is stopped. {result.note}")
 
 
 @click.command()
@@ -225,7 +227,8 @@ def status(state_dir: Path | None, as_json: bool) -> None:
     if found.state == "running" and found.endpoints is not None:
         from dsec.cli.standstill import standstill
 
-        found = replace(found, problem=asyncio.run(standstill(found.endpoints.nats_url)))
+        still = None if found.problem else asyncio.run(standstill(found.endpoints.nats_url))
+        found = replace(found, problem=found.problem or still)
     well = found.state == "running" and not found.problem
     if as_json:
         say_json({**_status_json(found), "log_storage": storage, "scheduler_config": config})

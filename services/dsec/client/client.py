@@ -7,7 +7,7 @@ and acknowledged, so a session runs whether or not its client stays.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from dsec.client.endpoints import ClientError, find_endpoints
+from dsec.client.endpoints import ClientError, find_endpoints, stack_folder
 from dsec.client.episodes import Episode, episodes_of, rejected_episode
 from dsec.client.publishing import (
     publish_cancel,
@@ -38,6 +38,7 @@ from dsec.platform.bus import Bus
 from dsec.platform.clock import utc_now
 from dsec.platform.log import LogReader, Position, is_away
 from dsec.platform.objects import ObjectStore
+from dsec.platform.stack.room import full_disk
 from dsec_contracts import canonical
 from dsec_contracts.session import RequestFact
 from dsec_contracts.spec import PolicyFact, SpecKind
@@ -47,6 +48,8 @@ POLL_S_MAX = 0.5
 AWAY_S_MAX = 120.0
 """How long the log's database may be away while sessions are waited for."""
 AWAY_PAUSE_S_MAX = 5.0
+DISK_LOOK_S = 2.0
+"""How often it is looked at whether the disk of a stack that takes nothing is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class Client:
         state_dir: Path | None = None,
         name: str = "client",
     ) -> None:
+        self._disk = None if nats_url and database_url else stack_folder(state_dir)
         if not (nats_url and database_url):
             found = find_endpoints(state_dir)
             nats_url = nats_url or found.nats_url
@@ -156,7 +160,7 @@ class Client:
             check_spec(spec)
         for tool in spec.tools:
             await self.register_sealed(tool, check=check)
-        await publish_spec(await self.bus(), self.objects, spec, utc_now())
+        await self._taken(publish_spec(await self.bus(), self.objects, spec, utc_now()))
         self._registered.add(spec.spec_hash)
         return spec.spec_hash
 
@@ -171,7 +175,7 @@ class Client:
         fact = PolicyFact(
             name=name, version=version, content_hash=key, blob=key, size_bytes=len(data)
         )
-        await publish_policy(await self.bus(), fact, self.name, utc_now())
+        await self._taken(publish_policy(await self.bus(), fact, self.name, utc_now()))
         return f"{name}@{version}"
 
     # -- sessions ------------------------------------------------------------------------------
@@ -220,7 +224,8 @@ class Client:
             for spec in plan.specs():
                 if isinstance(spec, SealedSpec):
                     await self.register_sealed(spec, check=check)
-            await publish_requests(await self.bus(), facts, self.name, traceparent)
+            bus = await self.bus()
+            await self._taken(publish_requests(bus, facts, self.name, traceparent))
         except BaseException:  # a cancellation too: who asks again means these
             self._unfinished[asked] = group, facts
             raise
@@ -237,10 +242,28 @@ class Client:
             check_reward(reward, env)
 
     async def cancel(self, ids: Iterable[UUID], reason: str | None = None) -> None:
-        """Ask that sessions end. Those that are over already stay as they are."""
+        """Ask that sessions end. Those that are over already stay as they are.
+
+        Raises:
+            ClientError: the stack's disk is full.
+        """
         bus = await self.bus()
         for session_id in ids:
-            await publish_cancel(bus, session_id, reason, utc_now())
+            await self._taken(publish_cancel(bus, session_id, reason, utc_now()))
+
+    async def _taken(self, publishing: Coroutine[Any, Any, None]) -> None:
+        """Publish. A bus that is away is waited for, but not one whose disk is full: it says
+        nothing, and does not come back by itself."""
+        task = asyncio.create_task(publishing)
+        try:
+            while not (await asyncio.wait({task}, timeout=DISK_LOOK_S))[0]:
+                if self._disk is not None and (sentence := full_disk(self._disk)) is not None:
+                    raise ClientError(sentence)
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        task.result()
 
     async def wait(
         self,

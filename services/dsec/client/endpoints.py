@@ -19,6 +19,13 @@ class ClientError(Exception):
     """Something that was asked for cannot be done; one sentence says what to do instead."""
 
 
+def stack_folder(state_dir: Path | None) -> Path | None:
+    """The state directory of the embedded stack to use; None: variables name other servers."""
+    if state_dir is None and any(os.environ.get(name) for name in _VARIABLES):
+        return None
+    return state_dir or default_state_dir()
+
+
 def find_endpoints(state_dir: Path | None = None) -> Endpoints:
     """The servers to talk to.
 
@@ -28,10 +35,10 @@ def find_endpoints(state_dir: Path | None = None) -> Endpoints:
     Raises:
         ClientError: no variable is set and no stack runs.
     """
-    if state_dir is None and any(os.environ.get(name) for name in _VARIABLES):
+    folder = stack_folder(state_dir)
+    if folder is None:
         settings = Settings()
         return Endpoints(settings.nats_url, settings.database_url, settings.object_store_url)
-    folder = state_dir or default_state_dir()
     status = stack_status(folder)
     if status.state == "stopped" or status.endpoints is None:
         raise ClientError(

@@ -16,6 +16,7 @@ import psutil
 
 from dsec.platform.stack.errors import StackError
 from dsec.platform.stack.identity import wait_gone
+from dsec.platform.stack.room import full_disk
 from dsec.platform.stack.state import (
     Endpoints,
     ProcessRecord,
@@ -61,6 +62,8 @@ class StopResult:
     was_running: bool
     killed: bool
     ended_leftovers: tuple[str, ...]
+    note: str | None = None
+    """What could not be written down. What ran is ended all the same."""
 
 
 def stack_status(state_dir: Path) -> StackStatus:
@@ -83,8 +86,13 @@ def stack_status(state_dir: Path) -> StackStatus:
         supervisor=supervisor,
         endpoints=record.endpoints,
         processes=processes,
-        problem=problem or _oddity(verdict, supervisor, processes),
+        problem=problem or _full(verdict, state) or _oddity(verdict, supervisor, processes),
     )
+
+
+def _full(verdict: str, state: StateDir) -> str | None:
+    """Before anything else that is odd: it is why."""
+    return None if verdict == "stopped" else full_disk(state.path)
 
 
 def _status(record: ProcessRecord) -> ProcessStatus:
@@ -134,18 +142,23 @@ async def stop_stack(state_dir: Path, timeout_s: float) -> StopResult:
             with contextlib.suppress(psutil.Error):
                 process.kill()
             await wait_gone(supervisor.identity, KILL_WAIT_S)
-    return StopResult(was_running, killed, await _clean_up(state))
+    ended, note = await _clean_up(state)
+    return StopResult(was_running, killed, ended, note)
 
 
-async def _clean_up(state: StateDir) -> tuple[str, ...]:
+async def _clean_up(state: StateDir) -> tuple[tuple[str, ...], str | None]:
     # A full disk must not keep anybody from stopping a stack, so nothing is written before the
     # processes are ended.
     state.lock()
+    note = None
     try:
         record, _ = state.read()
         ended = await state.end_leftovers(record)
         if record is not None and (record.supervisor is not None or record.processes):
-            state.write(StackRecord(ports=record.ports))
+            try:
+                state.write(StackRecord(ports=record.ports))
+            except StackError as error:
+                note = str(error)
     finally:
         state.close()
-    return ended
+    return ended, note
