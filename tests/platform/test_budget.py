@@ -110,6 +110,16 @@ def test_what_is_reserved_is_bounded() -> None:
     assert reserve(full, 0.0, 400, 1).wait_s == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("qps", [20, 50, 400])
+def test_a_replica_that_always_has_work_asks_a_few_times_a_second(qps: float) -> None:
+    ledger, now, asked = Ledger(), 0.0, 0
+    while now < SECONDS:
+        grant = reserve(ledger, now, qps, 1000)
+        ledger, asked = grant.ledger, asked + 1
+        now += grant.wait_s + 0.0001
+    assert asked <= 3 * SECONDS / BATCH_S
+
+
 def test_a_clock_that_is_an_hour_ahead_stops_nobody() -> None:
     wrong = reserve(Ledger(), 3600.0, 20, 5).ledger
     assert reserve(wrong, 0.0, 20, 1).instants == (AHEAD_S,)

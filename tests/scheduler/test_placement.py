@@ -143,6 +143,18 @@ def test_those_who_wait_for_services_are_spread_by_themselves() -> None:
     assert found["b-0"] > found["a-0"]
 
 
+def test_others_that_came_first_are_not_in_the_lane_of_those_who_wait_for_services() -> None:
+    lanes = tuple((f"a-{n}", 0) for n in range(3))
+    queue = tuple(Waiting(UUID(int=n)) for n in range(3 * LANE_FILL_SESSIONS))
+    found = Counter(
+        one.lane for one in round_robin(Snapshot(queue, (WorkerLoad("a", lanes, 5000),)))
+    )
+    assert found == {"a-0": 512, "a-1": 256}
+    later = WorkerLoad("a", (("a-0", 512), ("a-1", 256), ("a-2", 0)), 5000)
+    (caller,) = round_robin(Snapshot((Waiting(UUID(int=9999), calls=True),), (later,)))
+    assert caller.lane == "a-2"
+
+
 def test_the_least_loaded_worker_comes_first() -> None:
     loads = (WorkerLoad("a", (("a-0", 3), ("a-1", 1)), 9), WorkerLoad("b", (("b-0", 2),), 9))
     assert round_robin(Snapshot((Waiting(UUID(int=1)),), loads)) == [

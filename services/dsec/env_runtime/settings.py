@@ -16,8 +16,9 @@ class EnvRuntimeSettings(Settings):
     """Worker processes that share many sessions."""
     isolated_workers: Annotated[int, Field(ge=0, le=16)] = 1
     """Worker processes that take one suspected session at a time."""
-    lanes_per_worker: Annotated[int, Field(ge=1, le=8)] = 2
-    """Two hide the wait for acknowledgements and rewards."""
+    lanes_per_worker: Annotated[int, Field(ge=1, le=8)] = 3
+    """Two hide the wait for acknowledgements and rewards. The third is for sessions whose rewards
+    come from outside services: nobody else's tick waits for theirs."""
     sessions_per_worker_max: Annotated[int, Field(ge=1)] = 6000
     worker_memory_bytes_max: Annotated[int, Field(ge=1 << 28)] = 4 << 30
     """A worker that would need more dies with the reason `oom`."""

@@ -4,9 +4,9 @@ All replicas share one number per service or tool, the next free instant; a repl
 moves it on by compare-and-set and has the instants in between for its own, at least `spacing_s`
 apart from each other and from everybody else's. So nobody has to be elected or counted: a replica
 that is added takes its share at once, and one that is killed wastes what it had reserved, at most
-`AHEAD_S` of the budget. (GCRA with its instants reserved ahead. The well-kept limiters that were
-looked at, `limits`, `pyrate-limiter`, `aiolimiter`, admit one request at a time and have no store
-on NATS; a round trip a request would cost more than most services take.)
+`AHEAD_S` and `BATCH_S` of the budget. (GCRA with its instants reserved ahead. The well-kept
+limiters that were looked at, `limits`, `pyrate-limiter`, `aiolimiter`, admit one request at a time
+and have no store on NATS; a round trip a request would cost more than most services take.)
 
 Why a window holds: an instant is used within `VALID_S` or not at all, so the requests of any
 `WINDOW_S` have instants of `WINDOW_S + VALID_S`, and `spacing_s` leaves room in that for no more
@@ -26,9 +26,10 @@ VALID_S: Final = 0.4
 """How late an instant may be used. The more, the less is lost where a process is held up; with
 this a hundredth of the window is left for requests that travel unequally long."""
 AHEAD_S: Final = 0.5
-"""How far in the future instants are taken."""
+"""How far in the future the first instant that is taken may be."""
 BATCH_S: Final = 0.25
-"""How much of a budget is taken at a time."""
+"""How much of a budget is taken at a time. All of it, also where its end is further ahead: who took
+only as much as just came within reach would ask for each instant by itself."""
 CLOCK_S_MAX: Final = 5.0
 """An instant further ahead than can be was taken by a clock that is wrong, and is not kept."""
 CLOSED_S_MAX: Final = 60.0
@@ -64,8 +65,7 @@ def reserve(ledger: Ledger, now: float, qps_budget: float, wanted: int) -> Grant
     start = max(_believed(ledger, now, spacing), _closed_until(ledger, now), now)
     if start > now + AHEAD_S:
         return Grant(ledger, (), start - now - AHEAD_S)
-    room = int((now + AHEAD_S - start) / spacing) + 1
-    count = max(1, min(wanted, room, int(BATCH_S / spacing)))
+    count = max(1, min(wanted, int(BATCH_S / spacing)))
     instants = tuple(start + n * spacing for n in range(count))
     return Grant(Ledger(start + count * spacing, ledger.closed_until), instants)
 

@@ -39,6 +39,10 @@ class Declarations:
         self._read_at = float("-inf")
         self._reading = asyncio.Lock()
 
+    def known(self, name: str) -> ServiceFact | None:
+        """The declaration that holds, if that was looked up just now."""
+        return self._known[name] if self._is_fresh(name) else None
+
     async def get(self, name: str, position: int) -> ServiceFact:
         """The declaration that holds.
 

@@ -14,6 +14,9 @@ from uuid import UUID
 LANE_FILL_SESSIONS = 256
 """A lane takes so many sessions before the next lane of its worker gets any. A tick is a message,
 to the log and to the reward service and back, and most of what that costs is not its rows'."""
+LANES_WITH_CALLERS_MIN = 3
+"""A worker that has so many lanes keeps one for sessions that wait for outside services, also while
+it has none of these: two are left to hide each other's waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,8 @@ def round_robin(snapshot: Snapshot) -> list[Assignment]:
 
     Sessions that wait for outside services are spread over the workers by themselves, and where a
     worker has more than one lane they share one there, which the others avoid: a tick waits for its
-    slowest row, if only for `lane_wait_ms`.
+    slowest row, if only for `lane_wait_ms`. Where there are `LANES_WITH_CALLERS_MIN`, others that
+    came first are not in it either.
     """
     others_wait = not all(waiting.alone for waiting in snapshot.queue)
     alone = _places_alone(snapshot.workers, others_wait)
@@ -129,7 +133,8 @@ class _SharedPlaces:
         theirs = {
             worker.name: _lane_of_callers(worker)
             for worker in workers
-            if worker.lanes and (any_calls or worker.callers)
+            if worker.lanes
+            and (any_calls or worker.callers or len(worker.lanes) >= LANES_WITH_CALLERS_MIN)
         }
         others = [
             key
