@@ -21,6 +21,7 @@ from dsec.reward.http_exchange import ServiceFailed
 from dsec.reward.outside import Outside
 from dsec.reward.reexecution import Known, answered, recorded, request_hash
 from dsec.reward.services import Request, Response
+from dsec_contracts.service import ServiceFact
 
 ROW_RESPONSES_BYTES_MAX = 8 << 20
 """What services may answer to one function for one step."""
@@ -90,13 +91,7 @@ class Outsides:
         Raises:
             Gone: it is not declared.
         """
-        fact = self._declarations.known(name)
-        if fact is None:
-            looking = AsyncRetrying(
-                retry=retry_if_exception_type((Absent, LogBehind, LogUnavailable)),
-                wait=wait_random_exponential(LOOK_AGAIN_S_MIN, LOOK_AGAIN_S_MAX),
-            )
-            fact = await looking(self._declarations.get, name, position)
+        fact = self._declarations.known(name) or await self._looked_up(name, position)
         bucket = await self._shared()
         found = self._services.get(name)
         if found is None:
@@ -107,6 +102,14 @@ class Outsides:
         elif found.version != fact.version:
             found.declared(fact)
         return found
+
+    async def _looked_up(self, name: str, position: int) -> ServiceFact:
+        looking = AsyncRetrying(
+            retry=retry_if_exception_type((Absent, LogBehind, LogUnavailable)),
+            wait=wait_random_exponential(LOOK_AGAIN_S_MIN, LOOK_AGAIN_S_MAX),
+        )
+        fact: ServiceFact = await looking(self._declarations.get, name, position)
+        return fact
 
     async def _shared(self) -> Bucket:
         async with self._opening:
