@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import uuid
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
@@ -38,6 +39,9 @@ DEAR = {
 }
 """Marks and fixtures, and the group of the tests that have them: they share what is dear."""
 _left_out: set[str] = set()
+# Of stacks that tests start: who means that sessions share a worker need not say so, and a worker
+# less is a process less to start.
+os.environ.setdefault("DSEC_WORKERS", "1")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -22,7 +22,7 @@ from dsec.env_runtime.running import (
     RunningSlot,
     Starter,
 )
-from dsec.env_runtime.settings import EnvRuntimeSettings
+from dsec.env_runtime.settings import WORKERS_UNASKED_MAX, EnvRuntimeSettings
 from dsec.env_runtime.supervisor import Child, Supervisor, judge
 from dsec.platform.bus import Bus
 from dsec_contracts import WorkerHeartbeat, parse
@@ -233,3 +233,12 @@ async def test_a_fenced_worker_that_does_not_leave_is_killed_and_replaced(
         async with asyncio.timeout(20):
             await node.beating()  # another one
         assert not node.deaths(child.name)  # it was fenced: nobody needs to be told
+
+
+def test_there_is_a_worker_for_each_core_unless_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DSEC_WORKERS", raising=False)
+    for usable, expected in (({3}, 1), ({0, 5}, 2), (set(range(64)), WORKERS_UNASKED_MAX)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, usable=usable: usable)
+        assert EnvRuntimeSettings().workers == expected
+    monkeypatch.setenv("DSEC_WORKERS", "3")
+    assert EnvRuntimeSettings().workers == 3

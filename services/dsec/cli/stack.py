@@ -44,7 +44,11 @@ state_dir_option = click.option(
 @click.command()
 @click.option("--detach", is_flag=True, help="Return when it is up; `dsec down` stops it.")
 @state_dir_option
-@click.option("--workers", type=click.IntRange(1, 256), help="Worker processes.  [default: 1]")
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 256),
+    help="Worker processes.  [default: one a core, at most 8]",
+)
 @click.option(
     "--nats-url",
     envvar=URL_VARIABLES["nats_url"],

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 from pydantic import Field
 
 from dsec.platform.settings import Settings
 
+WORKERS_UNASKED_MAX = 8
+"""More take more memory and connections to the log than a node should give without being asked."""
+
+
+def workers_unasked() -> int:
+    """One worker a core: a session's code runs in one of them, and nothing else is that hungry."""
+    # Of those that this process may use, where the system tells them apart.
+    usable = getattr(os, "sched_getaffinity", None)
+    return min(len(usable(0)) if usable else os.cpu_count() or 1, WORKERS_UNASKED_MAX)
+
 
 class EnvRuntimeSettings(Settings):
     """One node: how many workers, how large, how patient."""
 
-    workers: Annotated[int, Field(ge=1, le=256)] = 1
-    """Worker processes that share many sessions."""
+    workers: Annotated[int, Field(ge=1, le=256)] = Field(default_factory=workers_unasked)
+    """Worker processes that share many sessions: one a core, eight at most, unless it is said."""
     isolated_workers: Annotated[int, Field(ge=0, le=16)] = 1
     """Worker processes that take one suspected session at a time."""
     lanes_per_worker: Annotated[int, Field(ge=1, le=8)] = 3
