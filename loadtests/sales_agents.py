@@ -14,9 +14,9 @@ outages follow from a seed. Each mode runs against services that begin anew:
 
 `stability` is the share of sessions that finish with every reward accounted for, `cycle_s` the time
 until the last has ended, `over_budget_calls` what the services counted, `made_up_rewards` rewards
-in the log that no answer of all three services stands behind. `false_positive_hours` are the hours
-in which the risk service was made to take good customers for bad ones, and those that SQL over the
-log finds.
+in the log that no answer of all three services stands behind, `level_changes` how often a level
+was lowered or raised. `false_positive_hours` are the hours in which the risk service was made to
+take good customers for bad ones, and those that SQL over the log finds.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class Outcome:
     missing_rewards: int = 0
     made_up_rewards: int = 0
     over_budget_calls: int = 0
+    level_changes: int = 0
     restarts: int = 0
     found_hours: list[int] | None = None
     calls: dict[str, Any] = field(default_factory=dict)
@@ -281,6 +282,9 @@ select count(*) from event_log l where l.session_id = any(:ids) and l.kind = 're
 and (l.extras is null or position('inventory'::bytea in l.extras) = 0
     or position('price'::bytea in l.extras) = 0 or position('risk'::bytea in l.extras) = 0)
 """
+_LEVEL_CHANGES = """
+select count(*) from event_log where session_id = any(:ids) and kind = 'curriculum.changed'
+"""
 _FALSE_POSITIVES = """
 with step as (
     select session_id, step,
@@ -306,6 +310,7 @@ async def accounted(
     known = {"ids": list(ids)}
     async with stack.engine.connect() as connection:
         missing = (await connection.execute(text(_MISSING), known)).scalar_one()
+        changes = (await connection.execute(text(_LEVEL_CHANGES), known)).scalar_one()
         made_up = (await connection.execute(text(_MADE_UP), known)).scalar_one()
         hours = [row.hour for row in await connection.execute(text(_FALSE_POSITIVES), known)]
         scored = (
@@ -329,6 +334,7 @@ async def accounted(
         cycle_s,
         missing_rewards=missing,
         made_up_rewards=made_up,
+        level_changes=changes,
         found_hours=hours,
     )
 
@@ -390,6 +396,7 @@ def as_told(found: dict[str, Outcome], planted: list[int]) -> dict[str, Any]:
             "over_budget_calls": outcome.over_budget_calls,
             "made_up_rewards": outcome.made_up_rewards,
             "missing_rewards": outcome.missing_rewards,
+            "level_changes": outcome.level_changes,
             "restarts": outcome.restarts,
             "calls": sum(one["calls"] for one in outcome.calls.values()),
         }
