@@ -10,7 +10,7 @@ from uuid import UUID
 from tests.simulation.clock import Process
 from tests.simulation.log import Database, Reader, Row, place
 
-from dsec.scheduler import history
+from dsec.scheduler import queries
 from dsec.scheduler.episodes import EPISODES
 from dsec.scheduler.history import History
 from dsec_contracts import keys
@@ -195,16 +195,16 @@ def episodes(db: Database, p: dict[str, Any]) -> list[Any]:
 
 
 _STATEMENTS: dict[Any, Callable[[Database, dict[str, Any]], list[Any]]] = {
-    history._FLOOR: floor_row,
-    history._PARKED: parked,
-    history._SPECS: specs,
-    history._SERVICES: services,
-    history._POLICIES: policies,
-    history._FENCES: fences,
-    history._PLACED: placed,
-    history._ENDED_SINCE: ended_since,
-    history._WAITING: waiting,
-    history._PRIOR: prior,
-    history._TAIL: tail,
+    queries.FLOOR: floor_row,
+    queries.PARKED: parked,
+    queries.SPECS: specs,
+    queries.SERVICES: services,
+    queries.POLICIES: policies,
+    queries.FENCES: fences,
+    queries.PLACED: placed,
+    queries.ENDED_SINCE: ended_since,
+    queries.WAITING: waiting,
+    queries.PRIOR: prior,
+    queries.TAIL: tail,
     EPISODES: episodes,
 }
