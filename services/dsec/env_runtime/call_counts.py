@@ -6,9 +6,10 @@ the same after a restart, and whichever replica makes the call.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable
 
+from dsec.platform.bounded import Bounded
 from dsec.session.io import Called
 
 TURNS_KEPT_MAX = 64
@@ -23,7 +24,7 @@ class CallCounts:
     def __init__(self, turns: Iterable[Called] = ()) -> None:
         """Counts of a session that made these turns."""
         self._total: Counter[str] = Counter()
-        self._before: OrderedDict[tuple[int, int], Counter[str]] = OrderedDict()
+        self._before: Bounded[tuple[int, int], Counter[str]] = Bounded(TURNS_KEPT_MAX)
         for turn in sorted(turns, key=_place):
             self.before(turn)
 
@@ -31,10 +32,8 @@ class CallCounts:
         """Calls by tool before a turn; the turn is counted once, however often it is asked for."""
         place = _place(turn)
         if place not in self._before:
-            self._before[place] = Counter(self._total)
+            self._before.remember(place, Counter(self._total))
             self._total.update(call.name for call in turn.calls)
-            while len(self._before) > TURNS_KEPT_MAX:
-                self._before.popitem(last=False)
         return self._before[place]
 
 

@@ -18,6 +18,8 @@ V = TypeVar("V")
 class Bounded(OrderedDict[K, V], Generic[K, V]):
     """The entries, the oldest first. Only `remember` adds any, and only `recall` renews one."""
 
+    __slots__ = ("_entries_max",)
+
     def __init__(self, entries_max: int) -> None:
         super().__init__()
         self._entries_max = entries_max

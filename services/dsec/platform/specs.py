@@ -12,13 +12,14 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
-from typing import ClassVar, Literal
+from typing import ClassVar, Generic, Literal, TypeVar
 
+from dsec.platform.bounded import Bounded
 from dsec.platform.log import LogReader
 from dsec.platform.objects import BlobNotFound, ObjectStore
 
+T = TypeVar("T")
 NAMES_MAX = 4096
 """What has been looked for in vain is remembered for so many names."""
 
@@ -61,7 +62,7 @@ class Patience:
     def __init__(self, absent_s_max: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._absent_s_max = absent_s_max
         self._clock = clock
-        self._since: OrderedDict[str, float] = OrderedDict()
+        self._since: Bounded[str, float] = Bounded(NAMES_MAX)
 
     @contextlib.contextmanager
     def looking_for(self, name: str) -> Iterator[None]:
@@ -81,10 +82,52 @@ class Patience:
 
     def _is_over(self, name: str) -> bool:
         now = self._clock()
-        since = self._since.setdefault(name, now)
-        while len(self._since) > NAMES_MAX:
-            self._since.popitem(last=False)
+        if (since := self._since.get(name)) is None:
+            since = now
+            self._since.remember(name, now)
         return now - since >= self._absent_s_max
+
+
+class KeptSpecs(Generic[T]):
+    """Specs by their hashes, as a service reads them. What a hash names never changes, so what was
+    read is kept, and what was used last is forgotten last."""
+
+    def __init__(
+        self,
+        source: SpecSource,
+        read: Callable[[str, bytes], T],
+        *,
+        patience: Patience,
+        kept_max: int,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            read: from a spec's hash and its content to what is kept of it.
+        """
+        self._source = source
+        self._read = read
+        self._patience = patience
+        self._kept: Bounded[str, T] = Bounded(kept_max)
+
+    async def get(self, spec_hash: str, position: int) -> T:
+        """What a spec is read as.
+
+        Args:
+            position: of a message that names it.
+
+        Raises:
+            Absent: it is not there, but has not been looked for long enough.
+            Gone: it is absent for good. Not kept: should it turn up, the next one has it.
+            LogBehind, LogUnavailable, ObjectStoreError: nobody can say whether it is there.
+        """
+        found = self._kept.recall(spec_hash)
+        if found is None:
+            with self._patience.looking_for(spec_hash):
+                content = await self._source(spec_hash, position)
+            found = self._read(spec_hash, content)
+            self._kept.remember(spec_hash, found)
+        return found
 
 
 async def spec_content(

@@ -5,12 +5,11 @@ What stays absent is a fact: after `reward_absent_s_max` of it the step's sessio
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from dsec.platform.objects import ObjectStore, put_patiently
-from dsec.platform.specs import Gone, Patience, SpecSource, blob_content
+from dsec.platform.specs import Gone, KeptSpecs, Patience, SpecSource, blob_content
 from dsec.reward.asking import Answered
 from dsec.reward.fact import ENV
 from dsec.reward.frames import Failure
@@ -36,13 +35,10 @@ class Spec:
 
 
 class Specs:
-    """Specs by hash. What a hash names never changes, so they are kept."""
+    """Specs by hash."""
 
     def __init__(self, source: SpecSource, *, patience: Patience, kept_max: int) -> None:
-        self._source = source
-        self._patience = patience
-        self._kept_max = kept_max
-        self._kept: OrderedDict[str, Spec] = OrderedDict()
+        self._specs = KeptSpecs(source, _spec, patience=patience, kept_max=kept_max)
 
     async def get(self, spec_hash: str, position: int) -> Spec:
         """A spec; one that is absent for good has an error.
@@ -54,22 +50,13 @@ class Specs:
             Absent: it is not there, but has not been looked for long enough.
             LogBehind, LogUnavailable, ObjectStoreError: nobody can say whether it is there.
         """
-        spec = self._kept.get(spec_hash)
-        if spec is None:
-            try:
-                with self._patience.looking_for(spec_hash):
-                    content = await self._source(spec_hash, position)
-            except Gone as gone:
-                # Not kept: should it turn up, the next session has it.
-                return Spec(b"", is_env=False, error=RewardError(gone.code, str(gone)))
-            spec = self._kept[spec_hash] = _spec(content)
-        self._kept.move_to_end(spec_hash)
-        while len(self._kept) > self._kept_max:
-            self._kept.popitem(last=False)
-        return spec
+        try:
+            return await self._specs.get(spec_hash, position)
+        except Gone as gone:
+            return Spec(b"", is_env=False, error=RewardError(gone.code, str(gone)))
 
 
-def _spec(content: bytes) -> Spec:
+def _spec(spec_hash: str, content: bytes) -> Spec:
     try:
         document, _ = reward_document(content)
     except RewardError as error:

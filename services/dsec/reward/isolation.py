@@ -26,6 +26,7 @@ import tempfile
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 
+from dsec.platform.bounded import Bounded
 from dsec.platform.child_pipes import frame, received_body
 from dsec.platform.user_environment import without_secrets
 from dsec.platform.user_limits import UserLimits, kill_group, watch_processes
@@ -206,7 +207,7 @@ class Isolation:
         self._process: _Process | None = None
         self.changed: dict[str, list[str]] = {}
         """By spec, what of its function's past changed in the process that scored last."""
-        self._faults: OrderedDict[str, tuple[int, float, Failure]] = OrderedDict()
+        self._faults: Bounded[str, tuple[int, float, Failure]] = Bounded(SPECS_MAX)
 
     async def close(self) -> None:
         """End the scoring process."""
@@ -291,10 +292,7 @@ class Isolation:
     def _fault(self, spec: str, failure: Failure) -> Failure:
         count = self._faults.get(spec, (0, 0.0, failure))[0] + 1
         log.error("reward spec %s: %s (%d in a row)", spec, failure.code, count)
-        self._faults[spec] = (count, asyncio.get_running_loop().time(), failure)
-        self._faults.move_to_end(spec)
-        while len(self._faults) > SPECS_MAX:
-            self._faults.popitem(last=False)
+        self._faults.remember(spec, (count, asyncio.get_running_loop().time(), failure))
         return failure
 
     def _awake(self, group: list[int], tasks: Sequence[Task]) -> list[int]:

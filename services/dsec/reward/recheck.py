@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
+from dsec.platform.bounded import Bounded
 from dsec.reward.frames import Failure, Needs, Outcome, Task
 from dsec.reward.isolation import Isolation, ScoringUnavailable, Untried
 
@@ -39,9 +39,9 @@ class Recheck:
         self._fresh = fresh
         self._clock = clock
         self._period_s = period_s
-        self._rows: OrderedDict[str, int] = OrderedDict()
-        self._checked: OrderedDict[str, float] = OrderedDict()
-        self._stateful: OrderedDict[str, Failure] = OrderedDict()
+        self._rows: Bounded[str, int] = Bounded(SPECS_MAX)
+        self._checked: Bounded[str, float] = Bounded(SPECS_MAX)
+        self._stateful: Bounded[str, Failure] = Bounded(SPECS_MAX)
         self._turn = asyncio.Lock()
 
     def failure(self, spec: str) -> Failure | None:
@@ -50,16 +50,14 @@ class Recheck:
 
     def is_due(self, spec: str, rows: int) -> bool:
         """Note that rows were scored, and say whether some of them are to be scored again."""
-        total = self._rows[spec] = self._rows.get(spec, 0) + rows
+        total = self._rows.get(spec, 0) + rows
+        self._rows.remember(spec, total)
         now = self._clock()
         if not self._period_s or total < ROWS_BEFORE:
             return False
         if now - self._checked.get(spec, float("-inf")) < self._period_s:
             return False
-        self._checked[spec] = now
-        for known in (self._rows, self._checked):
-            while len(known) > SPECS_MAX:
-                known.popitem(last=False)
+        self._checked.remember(spec, now)
         return True
 
     async def differs(
@@ -84,9 +82,7 @@ class Recheck:
         spec = tasks[0].spec
         failure = Failure("reward_stateful", _told(changed.get(spec, [])))
         log.error("reward spec %s: %s", spec, failure.message)
-        self._stateful[spec] = failure
-        while len(self._stateful) > SPECS_MAX:
-            self._stateful.popitem(last=False)
+        self._stateful.remember(spec, failure)
         return failure
 
 

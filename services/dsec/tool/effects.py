@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +9,7 @@ from uuid import UUID
 
 from dsec.platform.log import LogReader
 from dsec.platform.secrets import SecretAbsent, secrets_of
-from dsec.platform.specs import Gone, Patience, SpecSource
+from dsec.platform.specs import Gone, KeptSpecs, Patience, SpecSource
 from dsec.session.documents import SpecError, ToolDocument, unseal
 from dsec.session.log_row import LogRow
 from dsec.tool.frames import Failure
@@ -27,7 +26,7 @@ class Tool:
 
 
 class Tools:
-    """Tools by the hashes of their specs. What a hash names never changes, so they are kept."""
+    """Tools by the hashes of their specs."""
 
     def __init__(
         self,
@@ -37,11 +36,8 @@ class Tools:
         patience: Patience,
         kept_max: int,
     ) -> None:
-        self._source = source
         self._environment = environment
-        self._patience = patience
-        self._kept_max = kept_max
-        self._kept: OrderedDict[str, Tool] = OrderedDict()
+        self._specs = KeptSpecs(source, self._read, patience=patience, kept_max=kept_max)
 
     async def get(self, spec_hash: str, position: int) -> Tool | Failure:
         """A tool; a failure is that of every call of it.
@@ -50,21 +46,13 @@ class Tools:
             Absent: it is not there, but has not been looked for long enough.
             LogBehind, LogUnavailable, ObjectStoreError: nobody can say whether it is there.
         """
-        tool = self._kept.get(spec_hash)
-        if tool is None:
-            try:
-                with self._patience.looking_for(spec_hash):
-                    content = await self._source(spec_hash, position)
-            except Gone as gone:
-                return Failure("spec_not_found", str(gone))
-            found = _tool(spec_hash, content, self._environment)
-            if isinstance(found, Failure):
-                return found
-            tool = self._kept[spec_hash] = found
-        self._kept.move_to_end(spec_hash)
-        while len(self._kept) > self._kept_max:
-            self._kept.popitem(last=False)
-        return tool
+        try:
+            return await self._specs.get(spec_hash, position)
+        except Gone as gone:
+            return Failure("spec_not_found", str(gone))
+
+    def _read(self, spec_hash: str, content: bytes) -> Tool | Failure:
+        return _tool(spec_hash, content, self._environment)
 
 
 def _tool(spec_hash: str, content: bytes, environment: Mapping[str, str]) -> Tool | Failure:

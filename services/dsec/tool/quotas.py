@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 
+from dsec.platform.bounded import Bounded
 from dsec.session.tool_document import Quota
 from dsec.tool.frames import Failure, Refused
 
@@ -37,8 +37,8 @@ class Quotas:
     """Places and moments of tools, by the hashes of their specs."""
 
     def __init__(self) -> None:
-        self._places: OrderedDict[str, asyncio.Semaphore] = OrderedDict()
-        self._next_s: OrderedDict[str, float] = OrderedDict()
+        self._places: Bounded[str, asyncio.Semaphore] = Bounded(TOOLS_KEPT_MAX)
+        self._next_s: Bounded[str, float] = Bounded(TOOLS_KEPT_MAX)
 
     @contextlib.asynccontextmanager
     async def place(self, spec_hash: str, quota: Quota, until_s: float) -> AsyncIterator[None]:
@@ -50,10 +50,9 @@ class Quotas:
         if quota.concurrency is None:
             yield
             return
-        places = self._places.setdefault(spec_hash, asyncio.Semaphore(quota.concurrency))
-        self._places.move_to_end(spec_hash)
-        while len(self._places) > TOOLS_KEPT_MAX:
-            self._places.popitem(last=False)
+        if (places := self._places.recall(spec_hash)) is None:
+            places = asyncio.Semaphore(quota.concurrency)
+            self._places.remember(spec_hash, places)
         try:
             async with asyncio.timeout_at(until_s):
                 await places.acquire()
@@ -76,10 +75,7 @@ class Quotas:
         at_s = max(now_s, self._next_s.get(spec_hash, 0.0))
         if at_s >= until_s:
             raise _over(f"{quota.per_s:g} calls a second (quota.per_s)")
-        self._next_s[spec_hash] = at_s + 1 / quota.per_s
-        self._next_s.move_to_end(spec_hash)
-        while len(self._next_s) > TOOLS_KEPT_MAX:
-            self._next_s.popitem(last=False)
+        self._next_s.remember(spec_hash, at_s + 1 / quota.per_s)
         await asyncio.sleep(at_s - now_s)
 
 

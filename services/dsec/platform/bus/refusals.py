@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections import OrderedDict
 from typing import Any
 
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
+from dsec.platform.bounded import Bounded
 from dsec.platform.bus.errors import NotPermitted
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class GuardedClient(NatsClient):
     def __init__(self) -> None:
         super().__init__()
         self._asking: dict[str, list[asyncio.Timeout]] = {}
-        self._refused: OrderedDict[str, NotPermitted] = OrderedDict()
+        self._refused: Bounded[str, NotPermitted] = Bounded(REFUSALS_KEPT_MAX)
 
     async def on_error(self, error: Exception) -> None:
         """The client's error callback."""
@@ -48,9 +48,7 @@ class GuardedClient(NatsClient):
             log.warning("bus: %r", error)
             return
         log.error("%s", refused)
-        self._refused[refused.subject] = refused
-        while len(self._refused) > REFUSALS_KEPT_MAX:
-            self._refused.popitem(last=False)
+        self._refused.remember(refused.subject, refused)
         now_s = asyncio.get_running_loop().time()
         answers = refused.verb == _VERBS["subscription"]  # without them, no request ends
         for subject, waits in self._asking.items():
