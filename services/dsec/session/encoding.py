@@ -7,10 +7,9 @@ from typing import Any
 
 from numpy import ndarray
 
+from dsec.session.facts import EMPTY_MAP
 from dsec.session.stops import Stop, encoded, is_dict, run_user, short
 from dsec_contracts.canonical import encode
-
-_EMPTY_MAP = b"\xa0"
 
 
 class ObservationEncoder:
@@ -52,7 +51,7 @@ def encode_info(info: Any) -> bytes:
     if not is_dict(info):
         raise Stop("env_invalid", f"info must be a dict, not {short(info)}")
     info = plain_info(info)
-    return encoded("env_invalid", "the info", info) if info else _EMPTY_MAP
+    return encoded("env_invalid", "the info", info) if info else EMPTY_MAP
 
 
 def plain_info(info: Any) -> Any:

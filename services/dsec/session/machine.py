@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from struct import Struct
 from typing import Any, Literal, cast
 
 from dsec.session.adapters.gymnasium import GymnasiumAdapter
@@ -27,11 +26,12 @@ from dsec.session.agent_config import agent_config
 from dsec.session.anchors import Anchoring, OnAnchor, restorer
 from dsec.session.async_step import AsyncStep
 from dsec.session.awaited import offer_call
-from dsec.session.chain import chain_end, chain_next, chain_start, digest16
+from dsec.session.chain import chain_end, chain_next, chain_start
 from dsec.session.chance import Chance
 from dsec.session.curriculum import OPTION, Curriculum
 from dsec.session.decision import checked
 from dsec.session.encoding import ObservationEncoder, encode_info, plain_info
+from dsec.session.facts import EMPTY_LIST, EMPTY_MAP, NULL, listed, reset_fact, step_fact
 from dsec.session.interposition import Interposition, PlainInterposition
 from dsec.session.io import (
     AWAITS_LATE,
@@ -60,19 +60,9 @@ from dsec.session.stops import Stop, encoded, is_dict, run_user, short, stop_of
 from dsec.session.tools import Answers, result_of
 from dsec.session.turns import Turns
 from dsec_contracts import keys
-from dsec_contracts.canonical import encode, head
 
 ROW_BYTES_MAX = 400_000
 """Action, info and extras of one step; observations may be larger, they travel as references."""
-
-_EMPTY_LIST = b"\x80"
-_EMPTY_MAP = b"\xa0"
-_NULL = b"\xf6"
-_TRUE, _FALSE = b"\xf5", b"\xf4"
-_HASH16 = b"\x50"
-_STEP_HEAD = head(4, 13)
-_FLOAT = Struct(">Bd").pack
-_NAN = encode(float("nan"))
 
 
 class SessionMachine:
@@ -480,15 +470,7 @@ class SessionMachine:
                 "too_large",
                 f"the info of a reset has {len(info_bytes)} bytes; there is room for {room_bytes}",
             )
-        return b"".join(
-            (
-                b"\x83\x50",
-                self._state_hash(),
-                _HASH16,
-                digest16(observation),
-                info_bytes,
-            )
-        )
+        return reset_fact(self._state_hash(), observation, info_bytes)
 
     def _decide(self) -> Any:
         """The agent's dict for the current observation."""
@@ -595,7 +577,7 @@ class SessionMachine:
         if type(info) is not dict:
             info = plain_info(info)
         empty = type(info) is dict and not info
-        info_bytes = _EMPTY_MAP if empty else encode_info(info)
+        info_bytes = EMPTY_MAP if empty else encode_info(info)
         if len(info_bytes) + len(action) + len(extras) > ROW_BYTES_MAX:
             raise Stop(
                 "too_large",
@@ -605,7 +587,7 @@ class SessionMachine:
         self._step = step + 1
         self._info = info
         self._observation, self._prior = observation, encoded
-        reset, reset_observation = _NULL, b""
+        reset, reset_observation = NULL, b""
         if terminated or truncated:
             self._done_episodes += 1
             if self._done:
@@ -613,26 +595,19 @@ class SessionMachine:
             else:
                 room = ROW_BYTES_MAX - len(info_bytes) - len(action) - len(extras)
                 reset, reset_observation = self._next_episode(room)
-        inputs = self._take_inputs()
-        fact = b"".join(
-            (
-                _STEP_HEAD,
-                head(0, step),
-                head(0, episode),
-                inputs,
-                _EMPTY_LIST if self._turns is None else self._turns.take_calls(),
-                action,
-                _NULL,
-                _FLOAT(0xFB, env_reward) if env_reward == env_reward else _NAN,
-                _TRUE if terminated else _FALSE,
-                _TRUE if truncated else _FALSE,
-                info_bytes,
-                _HASH16,
-                state,
-                _HASH16,
-                digest16(encoded),
-                reset,
-            )
+        fact = step_fact(
+            step,
+            episode,
+            self._take_inputs() if self._inputs else EMPTY_LIST,
+            EMPTY_LIST if self._turns is None else self._turns.take_calls(),
+            action,
+            env_reward,
+            terminated,
+            truncated,
+            info_bytes,
+            state,
+            encoded,
+            reset,
         )
         self.chain = chain = chain_next(self.chain, fact)  # type: ignore[arg-type]
         self.awaiting = step
@@ -672,7 +647,7 @@ class SessionMachine:
             fact = self._reset_fact(encoded, info, room_bytes)
         except Stop as stop:
             self._pending_stop = stop
-            return _NULL, b""
+            return NULL, b""
         self._observation, self._prior = observation, encoded
         return fact, encoded
 
@@ -685,11 +660,8 @@ class SessionMachine:
             self._inputs.append(given.name())
 
     def _take_inputs(self) -> bytes:
-        inputs = self._inputs
-        if not inputs:
-            return _EMPTY_LIST
-        self._inputs = []
-        return head(4, len(inputs)) + b"".join(inputs)
+        inputs, self._inputs = self._inputs, []
+        return listed(inputs)
 
     def _tell_reward(self, given: Input, last: Stepped, env_info: Any, final: Any) -> None:
         if self._on_reward is None:

@@ -9,13 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from dsec.session.documents import AgentDocument
+from dsec.session.facts import EMPTY_LIST, listed
 from dsec.session.io import Call, Called, called, step_cause
 from dsec.session.stops import Stop, short, stop_of
 from dsec.session.tools import Answers, calls_of
 from dsec_contracts import keys
-from dsec_contracts.canonical import head
-
-_EMPTY_LIST = b"\x80"
 
 
 class Turns:
@@ -97,15 +95,14 @@ class Turns:
             )
         fresh = inputs[self._named :]
         self._named = len(inputs)
-        names = head(4, len(fresh)) + b"".join(fresh)
-        made = called(step, self.turn, names, calls, chain, step_cause(step, caused_by))
+        made = called(step, self.turn, listed(fresh), calls, chain, step_cause(step, caused_by))
         self.turn += 1
         self.expect(made)
         return made
 
     def beside(self, step: int, turn: int, calls: tuple[Call, ...], chain: bytes) -> Called:
         """The turn `turn` of a step that was taken with an action: it has named the inputs."""
-        made = called(step, turn, _EMPTY_LIST, calls, chain, keys.step(step).encode())
+        made = called(step, turn, EMPTY_LIST, calls, chain, keys.step(step).encode())
         self.expect(made)
         return made
 
@@ -116,7 +113,7 @@ class Turns:
     def take_calls(self) -> bytes:
         """The calls since the last step, as the one that is taken names them."""
         if not self._calls:
-            return _EMPTY_LIST
+            return EMPTY_LIST
         calls, self._calls = self._calls, []
         self.turn = self._named = 0
-        return head(4, len(calls)) + b"".join(calls)
+        return listed(calls)
