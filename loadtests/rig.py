@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from dsec.cli.services import service_commands, start
 from dsec.client.client import Client
-from dsec.platform.db import async_engine
+from dsec.platform.engine import async_engine
 from dsec.platform.stack import Stack, StackOptions
 from dsec.platform.stack.nats_server import NATS_SERVER
 from dsec.platform.stack.nats_server import server_name as server_name_of

@@ -11,13 +11,14 @@ import pytest
 SESSIONS = ("numpy", "gymnasium")
 UNNEEDED = {
     "dsec.scheduler.__main__": ("aiohttp", *SESSIONS),
-    "dsec.env_runtime.__main__": ("nats", "asyncpg", "aiohttp", *SESSIONS),
-    "dsec.env_runtime.supervisor": ("asyncpg", "aiohttp", *SESSIONS),
-    "dsec.env_runtime.worker": ("aiohttp",),
-    "dsec.tool.__main__": ("aiohttp", "httpx", "jsonschema", "mcp", *SESSIONS),
-    "dsec.anchor_sync.__main__": ("aiohttp", "asyncpg", "boto3", *SESSIONS),
+    "dsec.env_runtime.__main__": ("nats", "asyncpg", "aiohttp", "sqlalchemy", *SESSIONS),
+    "dsec.env_runtime.supervisor": ("asyncpg", "aiohttp", "sqlalchemy", *SESSIONS),
+    "dsec.env_runtime.worker": ("aiohttp", "sqlalchemy"),
+    "dsec.reward.__main__": ("sqlalchemy",),
+    "dsec.tool.__main__": ("aiohttp", "sqlalchemy", "httpx", "jsonschema", "mcp", *SESSIONS),
+    "dsec.anchor_sync.__main__": ("aiohttp", "asyncpg", "sqlalchemy", "boto3", *SESSIONS),
     "dsec.recorder.__main__": ("aiohttp", "asyncpg"),
-    "dsec.evaluator.__main__": ("aiohttp", *SESSIONS),
+    "dsec.evaluator.__main__": ("aiohttp", "sqlalchemy", *SESSIONS),
 }
 """Process to what it must not have loaded when it begins to work. `torch` is nowhere."""
 

@@ -16,7 +16,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from dsec.platform.db import async_engine
+from dsec.platform.connections import Connections
 from dsec.platform.log import LogBehind, LogReader, LogUnavailable, Position
 from dsec.platform.migrations import migrate
 from dsec_contracts import SYSTEM_SESSION, canonical
@@ -225,8 +225,7 @@ class Wire:
 async def test_a_database_that_hangs_is_away_and_comes_back(fresh_database_url: str) -> None:
     await asyncio.to_thread(migrate, fresh_database_url)
     wire = Wire(fresh_database_url)
-    engine = async_engine(await wire.serve(), command_timeout_s=0.5)
-    reader = LogReader(engine)
+    reader = LogReader(Connections(await wire.serve(), command_timeout_s=0.5))
     try:
         assert await reader.floor() == Position(0, 0)
         wire.whole.clear()

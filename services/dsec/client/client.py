@@ -36,7 +36,8 @@ from dsec.client.sealing import SealedSpec
 from dsec.client.specs import SessionPlan, read_session, read_spec
 from dsec.platform.bus import Bus
 from dsec.platform.clock import utc_now
-from dsec.platform.log import LogReader, Position, is_away
+from dsec.platform.engine import is_away
+from dsec.platform.log import LogReader, Position
 from dsec.platform.objects import ObjectStore
 from dsec.platform.stack.room import full_disk
 from dsec_contracts import canonical

@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from dsec.platform.db import async_engine
+from dsec.platform.engine import async_engine
 from dsec.platform.log import Position
 from dsec_contracts.keys import SYSTEM_SESSION, session_time
 

@@ -1,11 +1,9 @@
-"""The database: engines. The only place that turns a URL into a driver's."""
+"""The database: its URL as each driver takes it, and what all who connect have in common.
+
+Imports no driver and no toolkit: see `connections` and `engine`.
+"""
 
 from __future__ import annotations
-
-from typing import Any
-
-from sqlalchemy import URL, NullPool, make_url
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 RECORDER_LOCK = 0x44536563_00000002
 """An advisory lock: `DSec` in ASCII, and a number."""
@@ -25,55 +23,28 @@ class DatabaseError(Exception):
     """The database cannot be used as it is. Says what to do."""
 
 
-def driver_url(database_url: str, driver: str) -> URL:
-    """A database URL for one driver, whatever driver it names.
+def driver_url(database_url: str, driver: str) -> str:
+    """A database URL for one of SQLAlchemy's drivers, whatever driver it names.
 
     Raises:
         DatabaseError: it is no PostgreSQL URL.
     """
-    url = make_url(database_url)
-    if url.drivername.partition("+")[0] not in _SCHEMES:
-        raise DatabaseError(f"DSEC_DATABASE_URL begins with {url.drivername}, not postgresql")
-    return url.set(drivername=f"postgresql+{driver}")
+    return f"postgresql+{driver}://{_behind_the_scheme(database_url)}"
 
 
 def libpq_url(database_url: str) -> str:
-    """A database URL as psycopg itself takes it."""
-    url = driver_url(database_url, "psycopg").set(drivername="postgresql")
-    return url.render_as_string(hide_password=False)
+    """A database URL as the drivers themselves take it.
 
-
-def async_engine(
-    database_url: str,
-    *,
-    connections_max: int = POOL_CONNECTIONS_MAX,
-    transaction_pooler: bool = False,
-    command_timeout_s: float = COMMAND_TIMEOUT_S,
-) -> AsyncEngine:
-    """An engine on asyncpg.
-
-    Args:
-        transaction_pooler: behind a pooler that hands out a server connection for each
-            transaction, prepared statements turn up missing or double: name and keep none.
-        command_timeout_s: a statement that takes longer raises `TimeoutError`.
+    Raises:
+        DatabaseError: it is no PostgreSQL URL.
     """
-    connect_args: dict[str, Any] = {
-        "timeout": CONNECT_TIMEOUT_S,
-        "command_timeout": command_timeout_s,
-    }
-    # A connection that died with a restart of the server is found out before it is used.
-    options: dict[str, Any] = {
-        "pool_size": connections_max,
-        "max_overflow": 0,
-        "pool_pre_ping": True,
-    }
-    if transaction_pooler:
-        connect_args |= {
-            "statement_cache_size": 0,
-            "prepared_statement_cache_size": 0,
-            "prepared_statement_name_func": lambda: "",
-        }
-        options = {"poolclass": NullPool}
-    return create_async_engine(
-        driver_url(database_url, "asyncpg"), connect_args=connect_args, **options
-    )
+    return f"postgresql://{_behind_the_scheme(database_url)}"
+
+
+def _behind_the_scheme(database_url: str) -> str:
+    scheme, separator, rest = database_url.partition("://")
+    if not separator or scheme.partition("+")[0] not in _SCHEMES:
+        # Without a scheme, what stands there may be a password.
+        shown = f"begins with {scheme}" if separator else "has no scheme"
+        raise DatabaseError(f"DSEC_DATABASE_URL {shown}, not postgresql")
+    return rest

@@ -15,11 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self
 from uuid import UUID
 
-import asyncpg
-from sqlalchemy.exc import DBAPIError, ProgrammingError
-from sqlalchemy.ext.asyncio import AsyncEngine
-
-from dsec.platform.db import async_engine
+from dsec.platform.connections import Connections, DatabaseAway
 from dsec.session.log_row import LogRow
 from dsec_contracts import SYSTEM_SESSION, canonical, keys
 from dsec_contracts.spec import SpecFact
@@ -35,22 +31,6 @@ class LogBehind(Exception):
 
 class LogUnavailable(Exception):
     """The database is away. It may be back at the next attempt."""
-
-
-AWAY = (
-    OSError,
-    DBAPIError,
-    asyncpg.InterfaceError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.OperatorInterventionError,
-    asyncpg.InsufficientResourcesError,
-)
-"""How it shows that the database is away, or wrong; `is_away` tells these apart."""
-
-
-def is_away(error: BaseException) -> bool:
-    """Whether the database is away and may be back, as against a question that it refuses."""
-    return isinstance(error, AWAY) and not isinstance(error, ProgrammingError)
 
 
 class Position(NamedTuple):
@@ -101,8 +81,8 @@ _UP_TO = " and (l.epoch, l.sequence) <= (coalesce($4::int, f.epoch), $3::bigint)
 class LogReader:
     """Reads the log. Several queries may run at once, each on a connection of the pool."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
 
     @classmethod
     async def connect(cls, database_url: str, *, transaction_pooler: bool = False) -> Self:
@@ -111,21 +91,16 @@ class LogReader:
         Args:
             transaction_pooler: the URL is of a pooler that hands out transactions.
         """
-        return cls(async_engine(database_url, transaction_pooler=transaction_pooler))
+        return cls(Connections(database_url, transaction_pooler=transaction_pooler))
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._engine.dispose()
+        await self._connections.close()
 
     async def _fetch(self, query: str, *arguments: object) -> Sequence[Any]:
-        # The driver's own records: the toolkit's rows would cost more than the query.
         try:
-            async with self._engine.connect() as connection:
-                raw = await connection.get_raw_connection()
-                driver: Any = raw.driver_connection
-                records: Sequence[Any] = await driver.fetch(query, *arguments)
-                return records
-        except AWAY as error:
+            return await self._connections.fetch(query, *arguments)
+        except DatabaseAway as error:
             raise LogUnavailable(f"the log's database cannot be asked: {error}") from error
 
     async def _log_rows(self, query: str, *arguments: object) -> list[LogRow]:

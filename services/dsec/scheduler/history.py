@@ -16,7 +16,8 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from dsec.platform.db import async_engine
+from dsec.platform.connections import Connections
+from dsec.platform.engine import async_engine
 from dsec.platform.log import LogReader, Position
 from dsec.scheduler import queries
 from dsec.scheduler.admission import Prior, digest_of
@@ -99,18 +100,20 @@ def flat(at: Position, epoch: int) -> int:
 class History:
     """The queries. All read committed rows only; those that fold stop at a floor."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, log: LogReader) -> None:
         self._engine = engine
-        self._log = LogReader(engine)
+        self._log = log
 
     @classmethod
     def connect(cls, database_url: str) -> Self:
         """Queries on connections of their own, opened as they are needed."""
-        return cls(async_engine(database_url, connections_max=CONNECTIONS_MAX))
+        log = LogReader(Connections(database_url, connections_max=1))  # which asks for the floor
+        return cls(async_engine(database_url, connections_max=CONNECTIONS_MAX), log)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._engine.dispose()
+        await self._log.close()
 
     async def _rows(self, query: Any, parameters: dict[str, Any]) -> list[Any]:
         async with self._engine.connect() as connection:

@@ -22,7 +22,7 @@ from sqlalchemy import text
 import dsec
 from dsec.examples.reinforce.agent import make_network
 from dsec.examples.reinforce.learner import Learner
-from dsec.platform.db import async_engine
+from dsec.platform.engine import async_engine
 
 HERE = Path(__file__).parent
 SOLVED_RETURN = 195.0
