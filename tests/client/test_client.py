@@ -13,7 +13,6 @@ from dsec.client.client import Client
 from dsec.client.publishing import RequestIncomplete
 from dsec.client.queries import Queries
 from dsec.platform.bus import Bus, BusUnavailable
-from dsec.platform.migrations import migrate
 from dsec_contracts import SessionRequested
 from dsec_contracts.keys import session_time
 
@@ -79,9 +78,8 @@ class Asked(Queries):
 
 
 @pytest.fixture
-async def log(fresh_database_url: str) -> AsyncIterator[psycopg.Connection]:
-    await asyncio.to_thread(migrate, fresh_database_url)
-    connection = psycopg.connect(fresh_database_url, autocommit=True)
+async def log(log_url: str) -> AsyncIterator[psycopg.Connection]:
+    connection = psycopg.connect(log_url, autocommit=True)
     connection.execute(
         "insert into log_floor (epoch, stream_created, sequence) values (1, now(), 1000)"
     )
@@ -101,10 +99,10 @@ def end(log: psycopg.Connection, session_id: UUID, sequence: int) -> None:
 
 @pytest.mark.postgres
 async def test_only_sessions_that_are_not_over_are_asked_about(
-    log: psycopg.Connection, fresh_database_url: str
+    log: psycopg.Connection, log_url: str
 ) -> None:
     ids = [UUID(int=FIRST.int + n) for n in range(3)]
-    async with Client(nats_url="nats://unused", database_url=fresh_database_url) as client:
+    async with Client(nats_url="nats://unused", database_url=log_url) as client:
         client.queries = asked = Asked(client.queries)
         end(log, ids[1], 1)
         found: list[UUID] = []

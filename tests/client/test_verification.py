@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -14,7 +13,6 @@ import pytest
 
 from dsec.client.client import Client
 from dsec.client.verification import verify_sessions
-from dsec.platform.migrations import migrate
 from dsec.reward.score import load_scorer
 from dsec.session.documents import AgentDocument, EnvDocument, RewardDocument, seal
 from dsec.session.io import SessionConfig
@@ -110,9 +108,8 @@ class Log:
 
 
 @pytest.fixture
-async def log(fresh_database_url: str) -> AsyncIterator[Log]:
-    await asyncio.to_thread(migrate, fresh_database_url)
-    made = Log(fresh_database_url)
+async def log(log_url: str) -> AsyncIterator[Log]:
+    made = Log(log_url)
     yield made
     made.close()
 

@@ -30,7 +30,6 @@ from dsec.env_runtime.worker import Worker
 from dsec.platform.bus import Bus, Message
 from dsec.platform.clock import utc_now
 from dsec.platform.log import LogReader
-from dsec.platform.migrations import migrate
 from dsec.platform.objects import ObjectStore
 from dsec.platform.stack.nats_server import NatsServerOptions, nats_server_process
 from dsec.platform.stack.ports import free_port
@@ -488,7 +487,6 @@ async def end(tasks: list[asyncio.Task[Any]]) -> None:
 @contextlib.asynccontextmanager
 async def world_on(nats_url: str, database_url: str, folder: Path) -> AsyncIterator[World]:
     """An empty stream and an empty log; no recorder and no worker yet."""
-    await asyncio.to_thread(migrate, database_url)
     async with connected(nats_url) as bus:
         made = World(nats_url, bus, folder, database_url=database_url)
         made.spawn(made.follow())
@@ -500,9 +498,9 @@ async def world_on(nats_url: str, database_url: str, folder: Path) -> AsyncItera
 
 
 @pytest.fixture
-async def world(nats_url: str, fresh_database_url: str, tmp_path: Path) -> AsyncIterator[World]:
+async def world(nats_url: str, log_url: str, tmp_path: Path) -> AsyncIterator[World]:
     """See `world_on`."""
-    async with world_on(nats_url, fresh_database_url, tmp_path) as made:
+    async with world_on(nats_url, log_url, tmp_path) as made:
         yield made
 
 

@@ -199,9 +199,9 @@ async def test_a_session_whose_worker_died_goes_on_with_the_same_chain(
 
 
 async def test_calls_that_fit_no_message_end_their_session_alone(
-    small_nats_url: str, fresh_database_url: str, tmp_path: Path
+    small_nats_url: str, log_url: str, tmp_path: Path
 ) -> None:
-    async with world_on(small_nats_url, fresh_database_url, tmp_path) as world:
+    async with world_on(small_nats_url, log_url, tmp_path) as world:
         world.record()
         world.answering = True
         await world.worker()

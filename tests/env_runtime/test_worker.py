@@ -101,9 +101,9 @@ async def test_a_seat_is_free_again_after_an_end(world: World) -> None:
 
 
 async def test_a_start_that_fits_no_message_ends_its_session_and_not_the_worker(
-    small_nats_url: str, fresh_database_url: str, tmp_path: Path
+    small_nats_url: str, log_url: str, tmp_path: Path
 ) -> None:
-    async with world_on(small_nats_url, fresh_database_url, tmp_path) as world:
+    async with world_on(small_nats_url, log_url, tmp_path) as world:
         world.record()
         world.answering = True
         await world.worker()

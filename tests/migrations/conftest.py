@@ -87,11 +87,18 @@ def server_url(request: pytest.FixtureRequest) -> str:
     return url
 
 
-@pytest.fixture
-def log(server_url: str) -> Iterator[Log]:
+@pytest.fixture(
+    params=[
+        pytest.param("log_url", id="postgresql"),
+        pytest.param("fresh_timescale_url", id="timescaledb", marks=pytest.mark.timescaledb),
+    ]
+)
+def log(request: pytest.FixtureRequest) -> Iterator[Log]:
     """An empty log on each of the servers."""
-    migrations.migrate(server_url)
-    with psycopg.connect(server_url, autocommit=True) as connection:
+    url = request.getfixturevalue(request.param)
+    if request.param != "log_url":  # TimescaleDB's own processes are connected to what has it
+        migrations.migrate(url)
+    with psycopg.connect(url, autocommit=True) as connection:
         yield Log(connection)
 
 

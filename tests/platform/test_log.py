@@ -18,7 +18,6 @@ import pytest
 
 from dsec.platform.connections import Connections
 from dsec.platform.log import LogBehind, LogReader, LogUnavailable, Position
-from dsec.platform.migrations import migrate
 from dsec_contracts import SYSTEM_SESSION, canonical
 from dsec_contracts.keys import session_time
 
@@ -66,10 +65,9 @@ class Log:
 
 
 @pytest.fixture(params=[False, True], ids=["direct", "transaction_pooler"])
-async def log(request: pytest.FixtureRequest, fresh_database_url: str) -> AsyncIterator[Log]:
-    await asyncio.to_thread(migrate, fresh_database_url)
-    reader = await LogReader.connect(fresh_database_url, transaction_pooler=request.param)
-    found = Log(fresh_database_url, reader)
+async def log(request: pytest.FixtureRequest, log_url: str) -> AsyncIterator[Log]:
+    reader = await LogReader.connect(log_url, transaction_pooler=request.param)
+    found = Log(log_url, reader)
     yield found
     found.connection.close()
     await reader.close()
@@ -222,9 +220,8 @@ class Wire:
         self._listener.close()
 
 
-async def test_a_database_that_hangs_is_away_and_comes_back(fresh_database_url: str) -> None:
-    await asyncio.to_thread(migrate, fresh_database_url)
-    wire = Wire(fresh_database_url)
+async def test_a_database_that_hangs_is_away_and_comes_back(log_url: str) -> None:
+    wire = Wire(log_url)
     reader = LogReader(Connections(await wire.serve(), command_timeout_s=0.5))
     try:
         assert await reader.floor() == Position(0, 0)

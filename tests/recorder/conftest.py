@@ -11,13 +11,12 @@ import shutil
 import struct
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
 
 import psycopg
@@ -233,26 +232,6 @@ async def nats_server(tmp_path: Path) -> AsyncIterator[Server]:
         yield server
     finally:
         await server.stop()
-
-
-@pytest.fixture(scope="session")
-def migrated(database_url: str) -> str:
-    """The name of a migrated database, to be copied: that is faster than migrating each."""
-    name = "migrated"
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute(f"create database {name}")
-    migrate(urlunsplit(urlsplit(database_url)._replace(path=f"/{name}")))
-    return name
-
-
-@pytest.fixture
-def log_url(database_url: str, migrated: str) -> Iterator[str]:
-    """A migrated database of the test's own."""
-    name = f"log_{uuid.uuid4().hex}"
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute(f"create database {name} template {migrated}")
-        yield urlunsplit(urlsplit(database_url)._replace(path=f"/{name}"))
-        connection.execute(f"drop database {name} with (force)")
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ from psycopg.rows import dict_row
 
 from dsec.platform.bus import Bus, Message
 from dsec.platform.clock import utc_now
-from dsec.platform.migrations import migrate
 from dsec.platform.settings import Settings
 from dsec.recorder.leadership import Recorder
 from dsec.recorder.settings import RecorderSettings
@@ -237,7 +236,7 @@ class World:
                     continue
                 self.seen.append((message, Event()))
 
-    async def until(self, holds: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+    async def until(self, holds: Callable[[], Any], timeout_s: float = 30.0) -> Any:
         """Wait until `holds()`; fails the test otherwise."""
         async with asyncio.timeout(timeout_s):
             while not (found := holds()):  # noqa: ASYNC110 - the log has no event to wait for
@@ -284,14 +283,13 @@ async def _empty(nats_url: str) -> None:
 
 
 @pytest.fixture
-async def world(nats_url: str, fresh_database_url: str, tmp_path: Path) -> AsyncIterator[World]:
+async def world(nats_url: str, log_url: str, tmp_path: Path) -> AsyncIterator[World]:
     """An empty stream, an empty log and a recorder; no scheduler yet."""
     await _empty(nats_url)
-    await asyncio.to_thread(migrate, fresh_database_url)
     bus = await Bus.connect(nats_url, "test")
     await bus.ensure_stream()
-    history = History.connect(fresh_database_url)
-    world = World(nats_url, fresh_database_url, bus, history, tmp_path)
+    history = History.connect(log_url)
+    world = World(nats_url, log_url, bus, history, tmp_path)
     world.record()
     follower = asyncio.create_task(world.follow())
     await world.register()

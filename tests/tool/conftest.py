@@ -20,7 +20,6 @@ import pytest
 
 from dsec.platform.bus import Bus, Message
 from dsec.platform.clock import utc_now
-from dsec.platform.migrations import migrate
 from dsec.recorder.leadership import Recorder
 from dsec.recorder.settings import RecorderSettings
 from dsec.session.documents import ToolDocument, seal
@@ -195,17 +194,16 @@ class Rig:
 
 
 @pytest.fixture
-async def rig(nats_url: str, fresh_database_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(nats_url: str, log_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
     """An empty stream, an empty log and its recorder; no replica yet."""
-    await asyncio.to_thread(migrate, fresh_database_url)
     connection = await nats.connect(nats_url)
     with contextlib.suppress(nats.js.errors.NotFoundError):
         await connection.jetstream().delete_stream("DSEC")
     await connection.close()
     bus = await Bus.connect(nats_url, "test")
     await bus.ensure_stream()
-    made, stop = Rig(bus, nats_url, fresh_database_url, tmp_path), asyncio.Event()
-    settings = RecorderSettings(nats_url=nats_url, database_url=fresh_database_url)
+    made, stop = Rig(bus, nats_url, log_url, tmp_path), asyncio.Event()
+    settings = RecorderSettings(nats_url=nats_url, database_url=log_url)
     recorder = asyncio.create_task(Recorder(bus, settings, utc_now).run(stop))
     following = asyncio.create_task(made.follow())
     yield made
