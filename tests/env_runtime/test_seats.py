@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from dsec.env_runtime import library
 from dsec.env_runtime.library import Library, Tail
 from dsec.env_runtime.running import RunningSlot
 from dsec.platform import virtual
-from dsec.platform.log import LogReader
+from dsec.platform.log import LogReader, SpecContent
 from dsec.platform.objects import ObjectStore
 from dsec.platform.stack.ports import free_port
 from dsec.session.documents import RewardDocument, seal
@@ -135,6 +136,57 @@ async def test_what_is_known_of_reward_specs_is_bounded(
         assert not await kept.wants_prior(spec_hash, Tail(at, None))
     assert list(kept._is_env_reward) == [spec_hash for spec_hash, _ in specs[-2:]]
     await reader.close()
+
+
+class CountingReader(LogReader):
+    """Counts what it is asked for."""
+
+    looked = 0
+
+    async def spec(self, spec_hash: str) -> SpecContent | None:
+        """See `LogReader`."""
+        self.looked += 1
+        return await super().spec(spec_hash)
+
+
+@pytest.fixture
+async def counting(world: World) -> AsyncIterator[CountingReader]:
+    """A reader of the world's log."""
+    reader = await CountingReader.connect(world.database_url)
+    yield reader
+    await reader.close()
+
+
+async def test_many_starts_read_what_they_share_once(
+    world: World, counting: CountingReader
+) -> None:
+    world.record()
+    code = code_of()
+    await world.register(code)
+    at = (await world.bus.stream_state()).last_sequence
+    slot = RunningSlot(world.folder / "slot", 1, create=True)
+    kept, request = Library(counting, None, slot), request_of(code)
+    await counting.wait_floor(at, 15)
+    found = await asyncio.gather(*(kept.program(request, 0, Tail(at, None)) for _ in range(20)))
+    assert len({id(one) for one in found}) == 1
+    assert counting.looked == 2, "an agent and an environment"
+    hashes = [REWARD_SPEC[0]] * 20
+    await asyncio.gather(*(kept.wants_prior(one, Tail(at, None)) for one in hashes))
+    assert counting.looked == 3
+
+
+async def test_where_the_first_finds_nothing_each_looks_for_itself(
+    world: World, counting: CountingReader
+) -> None:
+    slot = RunningSlot(world.folder / "slot", 1, create=True)
+    kept, request = Library(counting, None, slot), request_of(code_of())  # nobody registered it
+    starts = (kept.program(request, 0, Tail(0, None)) for _ in range(5))
+    found = await asyncio.gather(*starts, return_exceptions=True)
+    assert [getattr(one, "code", one) for one in found] == ["spec_not_found"] * 5
+    world.record()
+    await world.register(code_of())
+    at = (await world.bus.stream_state()).last_sequence
+    assert (await kept.program(request, 0, Tail(at, None))).program.determinism == "D2"
 
 
 async def register_with_blob(world: World, code: Code, blob: str = "0" * 64) -> None:

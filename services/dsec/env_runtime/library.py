@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
@@ -97,6 +97,7 @@ class Library:
         self._programs: Bounded[tuple[str, str], Loaded] = Bounded(PROGRAMS_MAX)
         self._policies: Bounded[str, bytes] = Bounded(POLICIES_MAX)
         self._is_env_reward: Bounded[str, bool] = Bounded(REWARD_SPECS_MAX)
+        self._looking: dict[object, asyncio.Event] = {}
 
     async def _content(self, spec_hash: str, kind: str, tail: Tail) -> bytes:
         with starting("spec_not_found"):
@@ -118,14 +119,36 @@ class Library:
         """
         key = (request.agent_spec, request.env_spec)
         if key not in self._programs:
-            agent = await self._content(request.agent_spec, "agent", tail)
-            env = await self._content(request.env_spec, "env", tail)
-            if key not in self._programs:
-                program = self._loaded(request, agent, env, index)
-                self._programs.remember(key, Loaded.of(program))
+            async with self._one_looks(key):
+                if key not in self._programs:
+                    await self._load(key, request, index, tail)
         loaded = self._programs.recall(key)
         assert loaded is not None
         return loaded
+
+    async def _load(
+        self, key: tuple[str, str], request: RequestFact, index: int, tail: Tail
+    ) -> None:
+        agent = await self._content(request.agent_spec, "agent", tail)
+        env = await self._content(request.env_spec, "env", tail)
+        if key not in self._programs:
+            program = self._loaded(request, agent, env, index)
+            self._programs.remember(key, Loaded.of(program))
+
+    @contextlib.asynccontextmanager
+    async def _one_looks(self, key: object) -> AsyncIterator[None]:
+        """Of many that start together one reads what they share, and the others find it. Where that
+        one finds nothing, each looks for itself, for as long as its own placement allows."""
+        if (looking := self._looking.get(key)) is not None:
+            await looking.wait()
+            yield
+            return
+        self._looking[key] = looking = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._looking[key]
+            looking.set()
 
     def _loaded(self, request: RequestFact, agent: bytes, env: bytes, index: int) -> Program:
         self._running.enter(index, 0, monotonic_ns())
@@ -140,17 +163,20 @@ class Library:
 
     async def wants_prior(self, spec_hash: str, tail: Tail) -> bool:
         """Whether a reward function needs the observation before the step."""
-        is_env_reward = self._is_env_reward.recall(spec_hash)
-        if is_env_reward is None:
-            content = await self._content(spec_hash, "reward", tail)
-            try:
-                document, _ = unseal(content, "reward")
-            except SpecError as error:
-                raise StartFailed("spec_invalid", f"reward_fn_hash: {error}") from error
-            assert isinstance(document, RewardDocument)
-            is_env_reward = document.entry == "env"
-            self._is_env_reward.remember(spec_hash, is_env_reward)
-        return not is_env_reward
+        if spec_hash not in self._is_env_reward:
+            async with self._one_looks(spec_hash):
+                if spec_hash not in self._is_env_reward:
+                    await self._load_reward(spec_hash, tail)
+        return not self._is_env_reward.recall(spec_hash)
+
+    async def _load_reward(self, spec_hash: str, tail: Tail) -> None:
+        content = await self._content(spec_hash, "reward", tail)
+        try:
+            document, _ = unseal(content, "reward")
+        except SpecError as error:
+            raise StartFailed("spec_invalid", f"reward_fn_hash: {error}") from error
+        assert isinstance(document, RewardDocument)
+        self._is_env_reward.remember(spec_hash, document.entry == "env")
 
     def result(self, blob: str) -> bytes:
         """The result of a tool that lies in the object store. Blocks.
@@ -163,17 +189,23 @@ class Library:
 
     async def policy(self, version: str, tail: Tail) -> Any:
         """The state of a pinned policy, `name@version`, decoded anew for each session."""
+        if version not in self._policies:
+            async with self._one_looks(version):
+                if version not in self._policies:
+                    await self._load_policy(version, tail)
         content = self._policies.recall(version)
-        if content is None:
-            key = keys.policy(*version.split("@", 1))
-            row = await self._log.row(SYSTEM_SESSION, key)
-            with starting("policy_not_found"):
-                if row is None:
-                    await self._log.wait_floor(tail.sequence, SPEC_WAIT_S, epoch=tail.epoch)
-                    row = await self._log.row(SYSTEM_SESSION, key)
-                if row is None:
-                    raise StartFailed("policy_not_found", f"policy {version} is not in the log")
-                blob, what = decode(row.fact)["blob"], f"policy {version}"
-                content = await asyncio.to_thread(blob_content, self._objects, blob, what)
-            self._policies.remember(version, content)
+        assert content is not None
         return decode(content)
+
+    async def _load_policy(self, version: str, tail: Tail) -> None:
+        key = keys.policy(*version.split("@", 1))
+        row = await self._log.row(SYSTEM_SESSION, key)
+        with starting("policy_not_found"):
+            if row is None:
+                await self._log.wait_floor(tail.sequence, SPEC_WAIT_S, epoch=tail.epoch)
+                row = await self._log.row(SYSTEM_SESSION, key)
+            if row is None:
+                raise StartFailed("policy_not_found", f"policy {version} is not in the log")
+            blob, what = decode(row.fact)["blob"], f"policy {version}"
+            content = await asyncio.to_thread(blob_content, self._objects, blob, what)
+        self._policies.remember(version, content)
