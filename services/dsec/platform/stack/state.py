@@ -193,7 +193,14 @@ class StateDir:
 
     def password(self) -> str:
         """The password of the embedded database, made once; only the owner can read it."""
-        path = self.path / "password"
+        return self._kept_password("password")
+
+    def reader_password(self) -> str:
+        """Likewise, of those who only read it."""
+        return self._kept_password("reader-password")
+
+    def _kept_password(self, name: str) -> str:
+        path = self.path / name
         with contextlib.suppress(FileNotFoundError):
             if text := path.read_text().strip():
                 return text
