@@ -6,6 +6,7 @@ The rest of the suite runs on the one version that comes with DSec.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import shutil
 from collections.abc import AsyncIterator
@@ -33,19 +34,33 @@ from dsec_contracts import EVENTS, subjects
 INSTALLED = Path("/usr/lib/postgresql")
 EXAMPLES = Path(__file__).parents[2] / "contracts" / "examples"
 NOW = datetime(2026, 3, 3, tzinfo=UTC)
-VERSIONS = sorted(path.parents[1].name for path in INSTALLED.glob("*/bin/postgres"))
+SERVER_BY_PIP, VERSION_BY_PIP = "pgserver", "16"
+"""A package with the binaries of a version that no distribution at hand has. Its own launcher is
+not used: as root it changes the system."""
+
+
+def _binaries() -> dict[str, Path]:
+    """The programs of each version that is there, by version."""
+    found = {path.parents[1].name: path.parent for path in INSTALLED.glob("*/bin/postgres")}
+    if (package := importlib.util.find_spec(SERVER_BY_PIP)) is not None and package.origin:
+        by_pip = Path(package.origin).parent / "pginstall" / "bin"
+        found.setdefault(VERSION_BY_PIP, by_pip)
+    return dict(sorted(found.items()))
+
+
+BINARIES = _binaries()
 
 pytestmark = pytest.mark.postgres
 
 
-@pytest.fixture(params=VERSIONS or [None], ids=lambda version: f"postgresql-{version}")
+@pytest.fixture(params=list(BINARIES) or [None], ids=lambda version: f"postgresql-{version}")
 async def server_url(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[str]:
-    """The URL of an empty database on an installed server."""
+    """The URL of an empty database on a server of each version."""
     if request.param is None:
-        pytest.skip(f"no PostgreSQL is installed in {INSTALLED}")
-    binaries = INSTALLED / request.param / "bin"
+        pytest.skip(f"no PostgreSQL is installed in {INSTALLED}, and no package {SERVER_BY_PIP}")
+    binaries = BINARIES[request.param]
     monkeypatch.setattr(postgres, "postgres_binary", lambda name: binaries / name)
     options = postgres.PostgresOptions(
         directory=tmp_path / "server",
@@ -93,7 +108,8 @@ async def test_a_hypertable_takes_the_migrations_rows_and_views(fresh_timescale_
 async def test_an_extension_that_is_installed_and_not_loaded_is_left_alone(
     timescale_root: Path, tmp_path: Path
 ) -> None:
-    """Making it would end the connection."""
+    """Making it would end the connection. This is also the distribution's PostgreSQL (trixie's 17)
+    as one without TimescaleDB has it."""
     programs = await timescale_programs(timescale_root, tmp_path / "probe.log", print)
     settings = {**programs.settings, "shared_preload_libraries": ""}
     directory = timescale_root / "unloaded"
