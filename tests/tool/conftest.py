@@ -110,12 +110,13 @@ class Rig:
         arguments: str = "{}",
         lane: str = "lane",
         calls_before: int = 0,
+        session_id: UUID = SESSION,
         **told: Any,
     ) -> None:
         """One turn with a call of each spec."""
         names = {f"t{n}": spec for n, spec in enumerate(specs)}
         fact = ToolCalledFact(
-            session_id=SESSION,
+            session_id=session_id,
             step=step,
             turn=0,
             inputs=encode([]),
@@ -134,7 +135,7 @@ class Rig:
         }
         circumstance = ToolCalledCircumstance(lane=lane, again=again, tools=uses, **told)
         event = ToolCalled(fact=fact, circumstance=circumstance)
-        await self.publish(event, SESSION, session_id=SESSION)
+        await self.publish(event, session_id, session_id=session_id)
 
     async def follow(self) -> None:
         """Keep all answers."""

@@ -10,14 +10,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
 import pytest
 from tests.tool.conftest import Rig, spec_of
 
+from dsec.platform.bus import Bus
 from dsec.platform.http_client import retry_after_s
 from dsec.session.documents import seal
 from dsec.session.tool_document import Quota, ToolDocument
@@ -162,10 +165,26 @@ def test_what_a_session_has_used_up() -> None:
     assert "tool_calls_max" in (used_up(Quota(), "t", 0, 10, 10) or "")
 
 
-async def test_calls_of_a_tool_wait_for_each_other_within_their_deadlines() -> None:
-    quotas, loop, together = Quotas(), asyncio.get_running_loop(), [0, 0]
+@pytest.fixture
+async def replicas(nats_url: str) -> AsyncIterator[list[Quotas]]:
+    """The quotas of two replicas, in a bucket of the test's own."""
+    bus, name = await Bus.connect(nats_url, "test"), f"test_{uuid.uuid4().hex}"
+    await bus.ensure_stream()
+    made = [Quotas(partial(bus.bucket, name), f"r{n}", time.time) for n in range(2)]
+    yield made
+    for quotas in made:
+        quotas.close()
+    await bus.close()
 
-    async def call(deadline_s: float) -> str:
+
+@pytest.mark.nats
+async def test_calls_of_a_tool_wait_for_each_other_within_their_deadlines(
+    replicas: list[Quotas],
+) -> None:
+    """Over all replicas."""
+    loop, together = asyncio.get_running_loop(), [0, 0]
+
+    async def call(quotas: Quotas, deadline_s: float) -> str:
         try:
             async with quotas.place("a", Quota(concurrency=2), loop.time() + deadline_s):
                 together[0] += 1
@@ -176,19 +195,22 @@ async def test_calls_of_a_tool_wait_for_each_other_within_their_deadlines() -> N
             return refused.failure.code
         return "made"
 
-    made = await asyncio.gather(*(call(5) for _ in range(5)), call(0.1))
-    assert made == ["made"] * 5 + ["quota"]
+    calls = [call(replicas[n % 2], 20) for n in range(6)]
+    made = await asyncio.gather(*calls, call(replicas[0], 0.1))
+    assert made == ["made"] * 6 + ["quota"]
     assert together == [0, 2]
 
 
-async def test_a_rate_spaces_calls_and_refuses_what_would_be_late() -> None:
-    quotas, loop = Quotas(), asyncio.get_running_loop()
-    began = loop.time()
-    for _ in range(4):
-        await quotas.moment("a", Quota(per_s=10), began + 9)
-    assert 0.3 <= loop.time() - began < 3
-    with pytest.raises(Refused, match="10 calls a second"):
-        await quotas.moment("a", Quota(per_s=10), loop.time() + 0.01)
+@pytest.mark.nats
+async def test_a_rate_spaces_calls_and_refuses_what_would_be_late(replicas: list[Quotas]) -> None:
+    """Over all replicas."""
+    loop = asyncio.get_running_loop()
+    began, quota = loop.time(), Quota(per_s=10)
+    await asyncio.gather(*(replicas[n % 2].moment("a", quota, began + 20) for n in range(12)))
+    assert 1.0 <= loop.time() - began < 6
+    await replicas[0].moment("b", Quota(per_s=0.1), loop.time() + 5.0)
+    with pytest.raises(Refused, match=r"0\.1 calls a second"):
+        await replicas[1].moment("b", Quota(per_s=0.1), loop.time() + 1.0)
 
 
 @pytest.mark.nats

@@ -123,6 +123,10 @@ SERVICES_BUCKET = "dsec_services"
 """What replicas of the reward service share about outside services: budgets and modes."""
 
 
+TOOLS_BUCKET = "dsec_tools"
+"""What replicas of the tool service share about tools: their quotas over all replicas."""
+
+
 def _lease(name: str) -> tuple[str, ...]:
     """All that a lease in a bucket of its own needs."""
     return _bucket(f"dsec_lease_{name}")
@@ -204,6 +208,8 @@ ROLES = (
         events=(tool.ToolBegun, tool.ToolRetried, tool.ToolReturned, tool.ToolFailed),
         durables=(Durable("tool", subjects.every(tool.ToolCalled.event_name())),),
         calls=(STREAM_INFO, MESSAGE_GET),
+        also=_bucket(TOOLS_BUCKET),
+        hears=(subjects.every(session.SessionEnded.event_name()),),
     ),
     Role(
         "anchor-sync",

@@ -54,9 +54,9 @@ class Quota(Document):
     """Calls of one session, from its start to its end. Counted by the session, so it is exact, the
     same after a restart and whoever makes the calls."""
     concurrency: Annotated[int, Field(ge=1, le=1024, strict=True)] | None = None
-    """Calls at a time, by each replica of the tool service. More wait, within their deadlines."""
+    """Calls at a time, by all replicas together. More wait, within their deadlines."""
     per_s: Annotated[float, Field(gt=0, le=10_000)] | None = None
-    """Calls a second, by each replica, evenly spaced. More wait, within their deadlines."""
+    """Calls a second, by all replicas together, evenly spaced. More wait, as above."""
 
 
 class ToolDocument(Document):

@@ -20,7 +20,7 @@ from dsec.tool.effects import Tools, memory_of
 from dsec.tool.handlers import CONSUMER, Caller
 from dsec.tool.processes import Processes
 from dsec.tool.settings import ToolSettings
-from dsec_contracts import ToolCalled, subjects
+from dsec_contracts import SessionEnded, ToolCalled, subjects
 
 log = logging.getLogger("dsec.tool")
 
@@ -50,6 +50,7 @@ async def serve(settings: ToolSettings) -> int:
             ack_wait_s=settings.tool_ack_wait_s,
         )
         await app.handle(CONSUMER, subjects.every(ToolCalled.event_name()), caller.on_tool_called)
+        await bus.listen(subjects.every(SessionEnded.event_name()), caller.on_session_ended)
         await app.run_beside(caller.close, stop)
     except BusError as error:
         log.error("starting anew: %s", error)

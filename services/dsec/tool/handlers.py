@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
 
@@ -30,6 +30,7 @@ from dsec.platform.bus import (
     TooLarge,
 )
 from dsec.platform.objects import ObjectStore, put_patiently
+from dsec.platform.roles import TOOLS_BUCKET
 from dsec.platform.telemetry import OFF, Telemetry, metrics
 from dsec.platform.telemetry.metrics import Metric
 from dsec.session.stored_results import INLINE_BYTES_MAX
@@ -43,6 +44,7 @@ from dsec.tool.quotas import Quotas, used_up
 from dsec.tool.settings import ToolSettings
 from dsec.tool.spans import call_span
 from dsec.tool.telling import Teller
+from dsec.tool.under_way import SessionOver, UnderWay
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +83,10 @@ class Caller:
         self._sure_s = settings.tool_ack_wait_s / 2
         """For so long a turn is this replica's alone: half before it is looked at, half after."""
         self._calls = asyncio.Semaphore(settings.tool_calls_in_flight_max)
-        self._quotas = Quotas()
+        shared = partial(bus.bucket, TOOLS_BUCKET)
+        self._quotas = Quotas(shared, settings.tool_replica, lambda: now().timestamp())
+        self._under_way = UnderWay()
+        self._begun: set[str] = set()
         self._teller = Teller(bus, settings.tool_replica, settings.tool_retry_s_min, now)
         self._at_work: set[str] = set()
         self._telemetry = telemetry
@@ -102,6 +107,11 @@ class Caller:
     async def close(self, wait_s: float) -> None:
         """Take no more turns, and give those at hand their time."""
         await self._settler.close(wait_s)
+        self._quotas.close()
+
+    async def on_session_ended(self, headers: Mapping[str, str], body: bytes) -> None:
+        """Stop what is under way for a session that has ended."""
+        await self._under_way.on_session_ended(headers, body)
 
     async def _work(self, message: Message) -> None:
         # Not a task group: the trouble of one call must not stop another in its midst.
@@ -128,7 +138,11 @@ class Caller:
                 return
             began, begun_s = self._now(), asyncio.get_running_loop().time()
             tool = await self._tool(asked)
-            outcome, attempts = await self._outcome(asked, tool, past, looked_s)
+            try:
+                answer = self._outcome(asked, tool, past, looked_s)
+                outcome, attempts = await self._under_way.run(asked.session_id, answer)
+            except SessionOver:
+                outcome, attempts = self._stopped(asked), 0
             seconds = asyncio.get_running_loop().time() - begun_s
             blob = await self._stored(outcome)
             told = self._teller.circumstance(asked, seconds=round(seconds, 6), attempts=attempts)
@@ -146,6 +160,7 @@ class Caller:
                 self._telemetry.emit(span)
         finally:
             self._at_work.discard(asked.key)
+            self._begun.discard(asked.key)
 
     async def _tool(self, asked: Asked) -> Tool | Failure:
         if asked.use is None:
@@ -209,6 +224,7 @@ class Caller:
             await self._processes.give_back(process)
             raise
         order = Order(asked.arguments, asked.key)
+        self._begun.add(asked.key)
         outcome = await self._processes.call(process, order, deadline_s)
         if isinstance(outcome, Failure) and outcome.code in ("deadline", "tool_crashed"):
             # In whose midst the tool was: another call is safe only if the tool says so.
@@ -246,6 +262,13 @@ class Caller:
             "the call was begun and nobody knows how it ended; the tool is not `idempotent`, so it "
             "was not made again",
         )
+
+    def _stopped(self, asked: Asked) -> Failure:
+        """What is recorded of a call whose session ended. Nobody hears it."""
+        how = "it was not made"
+        if asked.key in self._begun:
+            how = "it was stopped in its midst, and how far it came is not known"
+        return Failure("session_ended", f"the session ended before the call did: {how}")
 
     async def _stored(self, outcome: Outcome) -> str | None:
         """The name of a large result, once it lies in the object store; None: it travels itself.
