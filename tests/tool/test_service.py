@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from uuid import UUID
 
 import pytest
 from tests.tool.conftest import SESSION, Rig, spec_of
@@ -13,8 +14,17 @@ from tests.tool.conftest import SESSION, Rig, spec_of
 from dsec.platform.bus import Message
 from dsec.platform.objects import ObjectStore
 from dsec.session.stored_results import INLINE_BYTES_MAX
-from dsec_contracts import ToolBegun, ToolFailed, ToolReturned, decode, subjects
-from dsec_contracts.tool import ToolBegunFact
+from dsec_contracts import (
+    SessionEnded,
+    ToolBegun,
+    ToolFailed,
+    ToolReturned,
+    decode,
+    encode,
+    subjects,
+)
+from dsec_contracts.session import EndedFact
+from dsec_contracts.tool import ToolBegunFact, ToolFailedFact, ToolReturnedFact
 
 pytestmark = [pytest.mark.nats, pytest.mark.postgres]
 
@@ -71,7 +81,11 @@ async def test_a_replica_that_is_killed_in_the_midst_of_a_call(rig: Rig, idempot
 
 async def test_of_two_replicas_one_is_killed_between_an_effect_and_its_result(rig: Rig) -> None:
     made_by = rig.folder / "made_by"
-    once = rig.effect(f"open({str(made_by)!r}, 'w').write(f'{{os.getppid()}}.'); {SLOW}")
+    keeper = (
+        "open(f'/proc/{os.getppid()}/stat').read()"  # the replica's child, and the tool's parent
+    )
+    replica = f"{keeper}.rpartition(')')[2].split()[1]"
+    once = rig.effect(f"open({str(made_by)!r}, 'w').write({replica} + '.'); {SLOW}")
     await rig.know(SUM, once)
     replicas = {rig.start().pid: f"r{n}" for n in range(2)}
     seen: set[str | None] = set()
@@ -152,6 +166,53 @@ async def test_a_repetition_of_a_call_at_work_is_not_made(rig: Rig) -> None:
     await rig.until(rig.effects)
     await rig.call(tool[0], again=True)
     assert await rig.answered() == ["done"]
+    await rig.settled()
+    assert len(rig.effects()) == 1
+
+
+async def _end(rig: Rig, session_id: UUID) -> None:
+    fact = EndedFact(
+        session_id=session_id,
+        status="cancelled",
+        code="cancelled",
+        steps=0,
+        episodes=0,
+        inputs=encode([]),
+        chain=bytes(32),
+    )
+    await rig.publish(SessionEnded(fact=fact), session_id, session_id=session_id)
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+async def test_a_call_of_a_session_that_has_ended_is_stopped_and_its_place_is_free(
+    rig: Rig, idempotent: bool
+) -> None:
+    tool = rig.effect("time.sleep(60)", idempotent=idempotent, quota={"concurrency": 1})
+    quick = spec_of("def tool(): return 'quick'", idempotent=True)
+    await rig.know(tool, quick)
+    rig.start(calls_in_flight_max=1)
+    await rig.call(tool[0], deadline_s=25.0)
+    await rig.until(rig.effects)
+    await rig.call(tool[0], step=1, deadline_s=25.0)  # which waits for the place of the first
+    await asyncio.sleep(0.5)
+    await _end(rig, SESSION)
+    began = time.monotonic()
+    other = UUID("019cade2-11c0-7001-9f3a-5c7e9b2d5792")
+    await rig.call(quick[0], step=2, session_id=other)
+    await rig.until(lambda: len(rig.answers) == 3)
+    assert time.monotonic() - began < 10  # far from any deadline
+    facts = {event.fact.step: event.fact for _, event in rig.answers}
+    assert isinstance(facts[2], ToolReturnedFact)
+    for step, told in ((0, "in its midst"), (1, "it was not made")):
+        fact = facts[step]
+        assert isinstance(fact, ToolFailedFact)
+        assert (fact.code, fact.retryable) == ("session_ended", False)
+        assert told in fact.message
+    await rig.call(tool[0], step=3)  # of a turn that comes late
+    await rig.until(lambda: len(rig.answers) == 4)
+    late = rig.answers[3][1].fact
+    assert isinstance(late, ToolFailedFact)
+    assert late.code == "session_ended"
     await rig.settled()
     assert len(rig.effects()) == 1
 
