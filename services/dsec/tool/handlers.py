@@ -35,9 +35,9 @@ from dsec.platform.telemetry import OFF, Telemetry, metrics
 from dsec.platform.telemetry.metrics import Metric
 from dsec.session.stored_results import INLINE_BYTES_MAX
 from dsec.tool.asked import Asked, asked_by
-from dsec.tool.attempts import made
 from dsec.tool.effects import Memory, Past, Tool, Tools
-from dsec.tool.frames import Failure, Order, Outcome, Refused
+from dsec.tool.frames import Failure, Outcome, Refused
+from dsec.tool.making import Maker
 from dsec.tool.processes import Processes
 from dsec.tool.quotas import CODE as QUOTA
 from dsec.tool.quotas import Quotas, used_up
@@ -67,7 +67,6 @@ class Caller:
     ) -> None:
         self._tools = tools
         self._past = past
-        self._processes = processes
         self._objects = objects
         self._settings = settings
         self._now = now
@@ -86,11 +85,11 @@ class Caller:
         shared = partial(bus.bucket, TOOLS_BUCKET)
         self._quotas = Quotas(shared, settings.tool_replica, lambda: now().timestamp())
         self._under_way = UnderWay()
-        self._begun: set[str] = set()
         self._teller = Teller(bus, settings.tool_replica, settings.tool_retry_s_min, now)
         self._at_work: set[str] = set()
         self._telemetry = telemetry
         self._counts: Counter[Metric] = Counter()
+        self._maker = Maker(processes, self._quotas, self._teller, past, settings, self._counts)
         for metric in (metrics.TOOL_CALLS, metrics.TOOL_CALLS_FAILED, metrics.TOOL_RETRIES):
             telemetry.counter(metric, partial(self._counts.__getitem__, metric))
         telemetry.gauge(metrics.TOOL_FAILURE_RATE, self._failure_rate)
@@ -160,7 +159,7 @@ class Caller:
                 self._telemetry.emit(span)
         finally:
             self._at_work.discard(asked.key)
-            self._begun.discard(asked.key)
+            self._maker.begun.discard(asked.key)
 
     async def _tool(self, asked: Asked) -> Tool | Failure:
         if asked.use is None:
@@ -191,61 +190,9 @@ class Caller:
                 left_s = until_s - loop.time()
                 # To wait for this replica is no part of the deadline: that is not the tool's doing.
                 async with self._calls:
-                    return await self._made(asked, tool, left_s, looked_s)
+                    return await self._maker.made(asked, tool, left_s, looked_s)
         except Refused as refused:
             return refused.failure, 0
-
-    async def _made(
-        self, asked: Asked, tool: Tool, deadline_s: float, looked_s: float
-    ) -> tuple[Outcome, int]:
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + deadline_s
-
-        async def attempt() -> Outcome:
-            await self._quotas.moment(tool.program.spec_hash, tool.document.quota, until_s)
-            left_s = max(0.0, until_s - loop.time())
-            return await self._attempted(asked, tool, left_s, looked_s)
-
-        async def on_retry(number: int, failure: Failure, pause_s: float) -> None:
-            self._counts[metrics.TOOL_RETRIES] += 1
-            await self._teller.retried(asked, number, failure, pause_s)
-
-        return await made(attempt, tool.document.attempts_max, deadline_s, on_retry)
-
-    async def _attempted(
-        self, asked: Asked, tool: Tool, deadline_s: float, looked_s: float
-    ) -> Outcome:
-        # Before it is begun: should no process start, nothing has happened.
-        process = await self._processes.take(tool.program)
-        try:
-            if not tool.document.idempotent:
-                await self._begin(asked, looked_s)
-        except BaseException:
-            await self._processes.give_back(process)
-            raise
-        order = Order(asked.arguments, asked.key)
-        self._begun.add(asked.key)
-        outcome = await self._processes.call(process, order, deadline_s)
-        if isinstance(outcome, Failure) and outcome.code in ("deadline", "tool_crashed"):
-            # In whose midst the tool was: another call is safe only if the tool says so.
-            return Failure(outcome.code, outcome.message, tool.document.idempotent)
-        return outcome
-
-    async def _begin(self, asked: Asked, looked_s: float) -> None:
-        """Note that a call is about to be made, and be sure that nobody else did.
-
-        The stream refuses a second note, but for one whose first was trimmed; that one is in the
-        log. It can be there only if the turn was another's meanwhile: if this process was held up.
-
-        Raises:
-            Later: somebody did.
-        """
-        await self._teller.begin(asked)
-        if asyncio.get_running_loop().time() - looked_s <= self._sure_s:
-            return
-        past = await self._past(asked.session_id, asked.step, asked.turn, asked.index)
-        if past.begun_id != self._teller.begun_id(asked):
-            raise Later(self._settings.tool_retry_s_min, f"{asked.key} was begun by another")
 
     def _unknown(self, begun_at: datetime, deadline_s: float) -> Failure:
         """The outcome of a call that somebody began and did not answer.
@@ -266,8 +213,10 @@ class Caller:
     def _stopped(self, asked: Asked) -> Failure:
         """What is recorded of a call whose session ended. Nobody hears it."""
         how = "it was not made"
-        if asked.key in self._begun:
+        if asked.key in self._maker.begun:
             how = "it was stopped in its midst, and how far it came is not known"
+        elif asked.maybe_made:
+            how = "it was not made here, and whether it was elsewhere is not known"
         return Failure("session_ended", f"the session ended before the call did: {how}")
 
     async def _stored(self, outcome: Outcome) -> str | None:
