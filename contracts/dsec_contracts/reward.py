@@ -105,6 +105,13 @@ class RewardNoticeCircumstance(Part):
     lane: str = ""
 
 
+class RewardMissingCircumstance(RewardNoticeCircumstance):
+    """For people, and for whoever runs the function again."""
+
+    responses: bytes | None = Field(default=None, exclude_if=lambda told: told is None)
+    """What outside services did answer until then, as `reward.scored` has it. Null: nothing."""
+
+
 class RewardDeferred(Event):
     """The reward of a step comes later."""
 
@@ -116,7 +123,7 @@ class RewardMissing(Event):
     """The reward of a step will not come. Only the reward service says so."""
 
     fact: RewardNoticeFact
-    circumstance: RewardNoticeCircumstance = RewardNoticeCircumstance()
+    circumstance: RewardMissingCircumstance = RewardMissingCircumstance()
 
 
 REVISION_MIN = 2

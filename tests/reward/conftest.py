@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -40,8 +42,10 @@ HEADER = "import dsec\n"
 
 
 def spec_of(body: str, entry: str = "reward.py:score") -> tuple[str, bytes]:
-    """Hash and content of a reward spec whose file has this source."""
-    document = RewardDocument(entry=entry)
+    """Hash and content of a reward spec whose file has this source; it names the services that the
+    decorator does, as a spec that is registered does."""
+    named = re.search(r"services=(\[.*?\])", body)
+    document = RewardDocument(entry=entry, services=ast.literal_eval(named[1]) if named else [])
     return seal("reward", document, {"reward.py": (HEADER + body).encode()})
 
 

@@ -202,6 +202,55 @@ async def test_a_reward_is_missing_only_when_all_is_tried_and_never_zero(
     assert await rig.deliveries() == 1, "it was said that there is work in progress"
 
 
+async def test_what_was_answered_before_a_reward_went_missing_is_kept(
+    rig: Rig, stock: HttpService
+) -> None:
+    fails = spec_of(
+        "@dsec.reward(services=['stock'])\n"
+        "async def score(t, services):\n"
+        "    left = (await services['stock'].get('/left')).json()['left']\n"
+        "    return 1 / left if t.env_reward else (await services['stock'].get('/down')).status\n"
+    )
+
+    async def behave(asked: Asked) -> Answer:
+        return Answer(503) if asked.path == "/down" else Answer(body={"left": 0})
+
+    rig.know(fails)
+    rig.declare("stock", stock.url, retry={"attempts_max": 1})
+    stock.behave = behave
+    rig.start()
+    await rig.send([fails[0]] * 2, env_reward=float)
+    notices = await rig.missing(2)
+    assert notices[session(0)].fact.code == "service_unavailable"
+    assert notices[session(1)].fact.code == "reward_raised"
+    for notice in notices.values():
+        (known,) = read_recorded(notice.circumstance.responses or b"")
+        assert (known.path, json.loads(known.body)) == ("/left", {"left": 0})
+
+
+async def test_a_process_that_wants_a_service_its_spec_does_not_name_is_refused(
+    rig: Rig, stock: HttpService
+) -> None:
+    hostile = spec_of(
+        "from dsec.reward.services import Request\n"
+        "class Wants:\n"
+        "    def __await__(self):\n"
+        "        (found,) = yield [Request('stock', 'GET', '/left', (), None)]\n"
+        "        return found\n"
+        "@dsec.reward(services=['price'])\n"
+        "async def score(t, services):\n"
+        "    return (await Wants()).json()['left']\n"
+    )
+    rig.know(hostile)
+    rig.declare("stock", stock.url)
+    rig.start()
+    await rig.send([hostile[0]], deferrable=True)
+    notice = (await rig.missing(1))[session(0)]
+    assert notice.fact.code == "service_not_declared"
+    assert "stock" in notice.circumstance.message
+    assert not stock.asked
+
+
 async def test_an_answer_after_the_deadline_of_an_attempt(rig: Rig, stock: HttpService) -> None:
     async def late_once(asked: Asked) -> Answer:
         if len(stock.asked) == 1:

@@ -46,7 +46,7 @@ async def test_a_request_that_was_made_again_gets_the_answer_of_that_time() -> N
     outsides = Outsides(cast(Bus, None), cast(Declarations, None), "r", {}, lambda: 0.0)
     for count, expected in ((3, [1.0, 2.0, 3.0]), (2, [1.0, 2.0, 2.0])):
         answers = _by_request([_answer(n) for n in range(count)])
-        row = Asking(task, first, "key", 0, batched=True, recorded=answers)
+        row = Asking(task, first, "key", 0, True, frozenset([NEXT.service]), recorded=answers)
         found = await outsides.answer(row, again)
         scored = scorer.score(task.fact, task.observation, task.next_observation, found.responses)
         assert [score for score, _ in scored.components.values()] == expected

@@ -77,6 +77,36 @@ async def test_of_two_replicas_one_is_killed_between_an_answer_and_its_reward(ri
         assert len(set(keys)) == 1
 
 
+async def test_who_stops_hands_back_what_waits_for_a_budget(rig: Rig) -> None:
+    """One request has been made and ends; the other is another replica's, at once."""
+
+    async def slowly(asked: Asked) -> Answer:
+        await asyncio.sleep(1)
+        return Answer(body={"left": 7})
+
+    async with http_service() as stock:
+        stock.behave = slowly
+        rig.know(ASKS)
+        rig.declare("stock", stock.url, qps_budget=0.1)
+        rig.start(ack_wait_s=10)
+        await rig.receiving(1)
+        await rig.send([ASKS[0]], "first", step=1)
+        await rig.send([ASKS[0]], "second", step=2)
+        async with asyncio.timeout(20):
+            while not stock.asked:  # noqa: ASYNC110 - another process asks
+                await asyncio.sleep(0.02)
+        began = asyncio.get_running_loop().time()
+        rig.replicas[0].send_signal(signal.SIGTERM)
+        code = await asyncio.to_thread(rig.replicas[0].wait)
+        assert (code, asyncio.get_running_loop().time() - began < 6) == (0, True)
+        (event,) = await rig.scored(1)
+        assert event.row.step[0] == 1
+        assert await rig.unsettled() == 1
+        rig.start(ack_wait_s=10)
+        found = await rig.scored(2)
+        assert {(e.row.step[0], e.circumstance.replica) for e in found} == {(1, "r0"), (2, "r1")}
+
+
 def _talks_to(pid: int, port: int) -> bool:
     connections = psutil.Process(pid).net_connections("tcp")
     return any(one.raddr and one.raddr.port == port for one in connections)

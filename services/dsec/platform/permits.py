@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from dsec.platform.budget import Ledger, close, is_usable, reserve
-from dsec.platform.bus import Bucket, BusUnavailable
+from dsec.platform.bus import Bucket, BusUnavailable, Later
 from dsec.platform.cancellation import cancelled
 
 log = logging.getLogger(__name__)
@@ -23,6 +23,7 @@ WAIT_S_MAX = 1.0
 """How long a replica sleeps before it looks at the ledger again: the budget may have changed."""
 AWAY_S = 0.5
 CONFLICT_S_MAX = 0.02
+STOPS = "this replica stops: another one asks"
 
 
 def key_of(name: str) -> str:
@@ -60,6 +61,7 @@ class Permits:
         self._chance = random.SystemRandom()
         self._waiters: deque[asyncio.Future[float]] = deque()
         self._pump: asyncio.Task[None] | None = None
+        self._stopped = False
         self.qps_budget = 1.0
 
     @property
@@ -68,9 +70,15 @@ class Permits:
         return len(self._waiters)
 
     async def take(self) -> None:
-        """Wait until one request may be sent: now."""
+        """Wait until one request may be sent: now.
+
+        Raises:
+            Later: this replica stops.
+        """
         late = False
         while not cancelled():
+            if self._stopped:
+                raise Later(0.0, STOPS)
             turn: asyncio.Future[float] = asyncio.get_running_loop().create_future()
             if late:
                 self._waiters.appendleft(turn)
@@ -92,6 +100,12 @@ class Permits:
             if await self._write(close(ledger, self._clock(), for_s), revision):
                 return
             await asyncio.sleep(self._chance.uniform(0, CONFLICT_S_MAX))
+
+    def stop(self) -> None:
+        """Let nobody send anything more; who waits is told `Later`."""
+        self._stopped = True
+        while self._wanted():
+            self._waiters.popleft().set_exception(Later(0.0, STOPS))
 
     def close(self) -> None:
         """Reserve no more."""

@@ -193,6 +193,8 @@ def cold_row(arrival: Arrival, epoch: int) -> dict[str, Any]:
     if isinstance(event, AnchorCaptured):
         # The blob is on its way to the object store; the log keeps its name.
         circumstance = event.circumstance.model_copy(update={"data": b""})
+    elif isinstance(event, RewardMissing):
+        circumstance = event.circumstance.model_copy(update={"responses": None})  # in `extras`
     cause = cause_key(envelope, session_id)
     row: dict[str, Any] = {
         "session_id": session_id.bytes,
@@ -232,8 +234,10 @@ def _typed(event: Event) -> dict[str, Any]:
             }
         case SessionEnded():
             return {"attempt": event.circumstance.attempt, "chain": event.fact.chain}
-        case RewardDeferred() | RewardMissing():
+        case RewardDeferred():
             return {"step": event.fact.step}
+        case RewardMissing():
+            return {"step": event.fact.step, "extras": event.circumstance.responses}
     return {}
 
 

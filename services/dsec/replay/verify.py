@@ -249,9 +249,9 @@ class _Rewards:
             return
         self.compared += 1
         try:
-            value, _ = self._score(scorer, row, first, None)
+            value, _ = self._score(scorer, row, first, notice.extras)
         except Asks:
-            # What services answered is recorded with rewards alone, so nothing is to be compared.
+            # Of an earlier version, which did not record what services answered before it.
             self.compared -= 1
             return
         except RewardError as error:

@@ -44,6 +44,8 @@ class Asking(NamedTuple):
     key: str
     position: int
     batched: bool
+    services: frozenset[str]
+    """Those that its spec names."""
     recorded: Mapping[Name, Sequence[Response]] = _NOTHING
     """What was answered before, each time that it was asked: not asked again. One that asks more
     often than before is told the last answer."""
@@ -117,16 +119,24 @@ class Outsides:
                 self._bucket = await self._bus.bucket(SERVICES_BUCKET)
             return self._bucket
 
+    def stop(self) -> None:
+        """Begin no more requests: rows that wait for one are handed back (`Later`), those whose
+        requests are under way end as ever."""
+        for service in self._services.values():
+            service.stop()
+
     async def close(self) -> None:
         """Ask nothing more."""
         for service in self._services.values():
             await service.close()
 
-    async def is_deferred(self, needs: Needs, position: int) -> bool:
+    async def is_deferred(self, row: Asking) -> bool:
         """Whether any of the services that a row wants first is slow now."""
-        for name in dict.fromkeys(request.service for request in needs.requests):
+        if _undeclared(row, row.needs) is not None:
+            return False  # its row will say so
+        for name in dict.fromkeys(request.service for request in row.needs.requests):
             try:
-                service = await self.get(name, position)
+                service = await self.get(name, row.position)
             except Gone:
                 return False  # its row will say so
             if await service.mode() == "deferred":
@@ -138,13 +148,16 @@ class Outsides:
         known: list[Known] = []
         outcome: Outcome = row.needs
         while isinstance(outcome, Needs):
-            try:
-                responses = await self._responses(row, outcome.requests, known)
-            except ServiceFailed as failed:
-                return Answered(Failure(failed.code, str(failed), fatal=False), b"")
-            except Gone as gone:
-                return Answered(Failure(gone.code, str(gone)), b"")
-            known = answered(outcome.requests, responses, known)
+            if (refused := _undeclared(row, outcome)) is not None:
+                return Answered(refused, recorded(known))
+            found = await self._responses(row, outcome.requests, known)
+            asked = list(zip(outcome.requests, found, strict=True))
+            heard = [(one, told) for one, told in asked if isinstance(told, Response)]
+            known = answered([one for one, _ in heard], [told for _, told in heard], known)
+            if (
+                error := next((e for e in found if isinstance(e, BaseException)), None)
+            ) is not None:
+                return Answered(_failure(error), recorded(known))
             if sum(len(one.body) for one in known) > ROW_RESPONSES_BYTES_MAX:
                 told = f"services answered more than {ROW_RESPONSES_BYTES_MAX} bytes for one step"
                 return Answered(Failure("responses_too_large", told), b"")
@@ -153,7 +166,7 @@ class Outsides:
 
     async def _responses(
         self, row: Asking, requests: tuple[Request, ...], before: Sequence[Known]
-    ) -> list[Response]:
+    ) -> list[Response | BaseException]:
         times: Counter[Name] = Counter(one[:4] for one in before)
         calls = []
         for n, request in enumerate(requests, len(before)):
@@ -164,15 +177,36 @@ class Outsides:
                 calls.append(self._call(row, request, f"{row.key}.{n}"))
             times[name] += 1
         # Not a task group: the trouble of one call must not stop another in its midst.
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        for one in found:
-            if isinstance(one, BaseException):
-                raise one
-        return [one for one in found if isinstance(one, Response)]
+        return await asyncio.gather(*calls, return_exceptions=True)
 
     async def _call(self, row: Asking, request: Request, key: str) -> Response:
         service = await self.get(request.service, row.position)
         return await service.call(request, key, batched=row.batched)
+
+
+def _undeclared(row: Asking, needs: Needs) -> Failure | None:
+    """Why a row's requests are not made: user code's process may say that it wants anything."""
+    asked = next((r.service for r in needs.requests if r.service not in row.services), None)
+    if asked is None:
+        return None
+    return Failure(
+        "service_not_declared",
+        f"the function asks service {asked!r:.80}, which its spec does not name: name it in "
+        "@dsec.reward(services=[...]) and register the spec anew",
+    )
+
+
+def _failure(error: BaseException) -> Failure:
+    """What a call that has failed for good makes of its row.
+
+    Raises:
+        error: it is none that a session is told: the tick comes again.
+    """
+    if isinstance(error, ServiceFailed):
+        return Failure(error.code, str(error), fatal=False)
+    if isinstance(error, Gone):
+        return Failure(error.code, str(error))
+    raise error
 
 
 async def _told(response: Response) -> Response:

@@ -18,6 +18,7 @@ from dsec_contracts.columns import VarColumn, fixed_rows
 from dsec_contracts.reward import (
     RewardCircumstance,
     RewardColumns,
+    RewardMissingCircumstance,
     RewardNoticeCircumstance,
     RewardNoticeFact,
 )
@@ -130,18 +131,31 @@ class Batch:
         )
         return RewardScored.model_construct(rows=n, row=columns, circumstance=circumstance)
 
-    def missing(self, outcomes: Sequence[Outcome | None]) -> Iterator[RewardMissing]:
-        """A notice for each row that has no reward and will have none."""
+    def missing(
+        self, outcomes: Sequence[Outcome | None], responses: Mapping[int, bytes] | None = None
+    ) -> Iterator[RewardMissing]:
+        """A notice for each row that has no reward and will have none.
+
+        Args:
+            responses: what services answered, as it is recorded, by row.
+        """
+        answers = responses or {}
         for n, outcome in enumerate(outcomes):
             if isinstance(outcome, Failure):
                 fact = self._notice(n, outcome.code, fatal=outcome.fatal)
-                yield RewardMissing(fact=fact, circumstance=self._told(outcome.message))
+                told = RewardMissingCircumstance(
+                    message=outcome.message,
+                    lane=self.event.circumstance.lane,
+                    responses=answers.get(n) or None,
+                )
+                yield RewardMissing(fact=fact, circumstance=told)
 
     def deferred(self, rows: Sequence[int]) -> Iterator[RewardDeferred]:
         """A notice for each of some rows, whose rewards come later."""
         for n in rows:
             fact = self._notice(n, "service_slow", fatal=False)
-            yield RewardDeferred(fact=fact, circumstance=self._told(""))
+            told = RewardNoticeCircumstance(lane=self.event.circumstance.lane)
+            yield RewardDeferred(fact=fact, circumstance=told)
 
     def _notice(self, n: int, code: str, *, fatal: bool) -> RewardNoticeFact:
         return RewardNoticeFact(
@@ -151,9 +165,6 @@ class Batch:
             fatal=fatal,
             cause=self.causes[n * CAUSE_BYTES : (n + 1) * CAUSE_BYTES],
         )
-
-    def _told(self, message: str) -> RewardNoticeCircumstance:
-        return RewardNoticeCircumstance(message=message, lane=self.event.circumstance.lane)
 
     @cached_property
     def deferrable(self) -> frozenset[str]:

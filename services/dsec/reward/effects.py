@@ -32,6 +32,8 @@ class Spec:
     content: bytes
     is_env: bool
     error: RewardError | None = None
+    services: frozenset[str] = frozenset()
+    """The outside services that it may ask. What its function's process says is not asked."""
 
 
 class Specs:
@@ -61,7 +63,7 @@ def _spec(spec_hash: str, content: bytes) -> Spec:
         document, _ = reward_document(content)
     except RewardError as error:
         return Spec(content, is_env=False, error=error)
-    return Spec(content, is_env=document.entry == ENV)
+    return Spec(content, document.entry == ENV, services=frozenset(document.services))
 
 
 class Keep:
@@ -80,6 +82,8 @@ class Keep:
             return Answered(found.outcome, reference(key, size))
         if size <= RESPONSES_WITHOUT_STORE_BYTES_MAX:
             return found
+        if isinstance(found.outcome, Failure):
+            return Answered(found.outcome, b"")  # what it says of itself has to do
         told = (
             f"services answered {size} bytes for one step; without an object store "
             f"{RESPONSES_WITHOUT_STORE_BYTES_MAX} can be kept: set DSEC_OBJECT_STORE_URL"

@@ -101,8 +101,11 @@ class Rewarder:
             self._passed.pop(id(message), None)
 
     async def close(self, wait_s: float) -> None:
-        """Take no more ticks, and give those at hand their time."""
+        """Take no more ticks, hand back those that wait for a request that has not been made, and
+        give the others their time."""
         self._closing = True
+        if self._waiting is not None:
+            self._waiting.stop()
         await self._settler.close(wait_s)
 
     async def _handle(self, message: Message) -> None:
@@ -188,7 +191,7 @@ class Rewarder:
             scored = list(map(Scored, functions, tasks, found))
             for one in scored:
                 outcomes[one.row] = one.outcome
-            self._leave_open(tick, scored, position)
+            self._leave_open(tick, scored, specs, position)
             for n in tick.rows():
                 outcomes[n] = None
         return tick, outcomes
@@ -196,7 +199,9 @@ class Rewarder:
     def _known_failure(self, spec_hash: str) -> Failure | None:
         return None if self._recheck is None else self._recheck.failure(spec_hash)
 
-    def _leave_open(self, tick: Tick, scored: Sequence[Scored], position: int) -> None:
+    def _leave_open(
+        self, tick: Tick, scored: Sequence[Scored], specs: Mapping[str, Spec], position: int
+    ) -> None:
         """Sort out the rows that have to wait."""
         by_spec: dict[str, list[Scored]] = {}
         for one in scored:
@@ -205,7 +210,8 @@ class Rewarder:
                     raise RuntimeError("a reward function asks services, and there are none here")
                 session, step = tick.batch.sessions[one.row], tick.batch.steps[one.row]
                 key = f"{UUID(bytes=session)}.{step}"
-                tick.asking[one.row] = Asking(one.task, one.outcome, key, position, False)
+                may = specs[one.task.spec].services
+                tick.asking[one.row] = Asking(one.task, one.outcome, key, position, False, may)
             elif type(one.outcome) is bytes:
                 by_spec.setdefault(one.task.spec, []).append(one)
         for spec, rows in by_spec.items():

@@ -33,6 +33,7 @@ from dsec.reward.http_exchange import (
     exchange,
     exchange_batch,
 )
+from dsec.reward.places import Places
 from dsec.reward.services import Request, Response
 from dsec.reward.standing import SharedStanding
 from dsec.reward.switch import Latencies, Mode, Report
@@ -114,6 +115,7 @@ class Outside:
             bucket, fact.name, replica, self._report, lambda: self._fact.latency_switch_ms
         )
         self._session: aiohttp.ClientSession | None = None
+        self._places = Places(fact.concurrency_max)
         self.declared(fact)
 
     def declared(self, fact: ServiceFact) -> None:
@@ -121,7 +123,7 @@ class Outside:
         self._fact = fact
         self._known: Terms | None = None
         self._permits.qps_budget = fact.qps_budget
-        self._places = asyncio.Semaphore(fact.concurrency_max)
+        self._places.resize(fact.concurrency_max)
         self._batcher: Batcher | None = None
         if (batch := fact.batch) is not None:
             send = partial(self._send_batch, batch)
@@ -147,6 +149,7 @@ class Outside:
         Raises:
             ServiceFailed: `service_unavailable`, `service_deadline`, `service_invalid`,
                 `secret_absent`.
+            Later: this replica stops, and has not begun with it.
         """
         loop = asyncio.get_running_loop()
         call = _UnderWay(request, key, _Clock(loop.time), batched and self._batcher is not None)
@@ -157,6 +160,10 @@ class Outside:
         finally:
             self._calls.discard(call)
             self._latencies.add(self._clock(), call.clock.seconds() * 1000)
+
+    def stop(self) -> None:
+        """Begin no more requests: calls that wait for one, a repeated one too, raise `Later`."""
+        self._permits.stop()
 
     async def close(self) -> None:
         """Ask nothing more."""

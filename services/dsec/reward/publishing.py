@@ -42,11 +42,11 @@ class Publisher:
 
         Args:
             envelope: of the tick.
-            responses: what services answered, by row. Those rows come after the others of their
-                tick, in messages that are named by them.
+            responses: what services answered, by row, also to those that got no reward. Those rows
+                come after the others of their tick, in messages that are named by them.
         """
         # Notices first: should we die between the two, the repeated message has the same rows.
-        for notice in batch.missing(outcomes):
+        for notice in batch.missing(outcomes, responses):
             log.warning(
                 "%s step %d: %s", notice.fact.session_id, notice.fact.step, notice.fact.code
             )

@@ -59,7 +59,8 @@ class Recorded(NamedTuple):
     first_observation: bytes
     steps: list[LogRow]
     answers: dict[int, bytes]
-    """By step: what services answered for its first reward, as it is recorded."""
+    """By step: what services answered for its first reward, or before it was missing, as it is
+    recorded."""
 
     @classmethod
     def of(cls, rows: Sequence[LogRow]) -> Recorded:
@@ -69,8 +70,9 @@ class Recorded(NamedTuple):
         steps = {row.step: row for row in reversed(rows) if row.kind == log_row.STEPPED}
         answers = {
             row.step: bytes(row.extras)
+            for key in (keys.reward_missing, keys.reward)  # the reward that did come counts
             for row in rows
-            if row.step is not None and row.extras and row.key == keys.reward(row.step)
+            if row.step is not None and row.extras and row.key == key(row.step)
         }
         return cls(
             log_row.REQUESTED in kinds,
@@ -211,7 +213,7 @@ class Rescorer:
         for n, one in enumerate(outcomes):
             if isinstance(one, Needs):
                 try:
-                    asking[n] = await self._asking(session, batch, tasks[n], one, n, envelope)
+                    asking[n] = await self._asking(session, batch, tasks[n], one, spec, n, envelope)
                 except RewardError as error:
                     # To ask anew what was answered would be another reward's truth.
                     outcomes[n] = Failure(error.code, error.message)
@@ -228,6 +230,7 @@ class Rescorer:
         batch: Batch,
         task: Task,
         needs: Needs,
+        spec: Spec,
         n: int,
         envelope: Envelope,
     ) -> Asking:
@@ -237,7 +240,7 @@ class Rescorer:
             raise RewardError("blob_not_found", whole.decode())
         recorded = read_recorded(whole)
         key = f"{envelope.id}.{batch.steps[n]}"
-        return Asking(task, needs, key, 0, batched=True, recorded=_by_request(recorded))
+        return Asking(task, needs, key, 0, True, spec.services, _by_request(recorded))
 
     def _tasks(self, batch: Batch) -> list[Task]:
         return [

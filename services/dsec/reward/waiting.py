@@ -73,6 +73,10 @@ class Waiting:
         self._at_work: set[tuple[bytes, int, bytes]] = set()
         self._ticks = 0
 
+    def stop(self) -> None:
+        """Hand back what has not been begun; see `Outsides.stop`."""
+        self._outsides.stop()
+
     async def settle(self, tick: Tick) -> None:
         """Have the open rows of a tick settled and published.
 
@@ -114,7 +118,7 @@ class Waiting:
         return [
             n
             for n, row in self._deferrable(tick, asking).items()
-            if await self._outsides.is_deferred(row.needs, row.position)
+            if await self._outsides.is_deferred(row)
         ]
 
     async def _publish_as_they_come(
@@ -164,13 +168,13 @@ class Waiting:
         content = tick.contents[spec]
         found = await self._outsides.answer(row, lambda task: self._turns.again(task, content))
         if type(found.outcome) is not bytes:
-            return {n: found}
+            return {n: await self._keep.kept(found)}
         failure = self._recheck.failure(spec)
         if failure is None and self._recheck.is_due(spec, 1):
             task = row.task._replace(responses=found.responses)
             failure = await self._recheck.differs([task], [found.outcome], tick.contents)
         if failure is not None:
-            return {n: Answered(failure, b"")}
+            return {n: await self._keep.kept(Answered(failure, found.responses))}
         return {n: await self._keep.kept(found)}
 
     async def _checked(
