@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         RewardRescoreRequested,
         RewardScored,
     )
-    from dsec_contracts.service import ServiceDeclared
+    from dsec_contracts.service import ServiceDeclared, ServiceModeChanged
     from dsec_contracts.session import (
         SessionCancelRequested,
         SessionEnded,
@@ -60,6 +60,7 @@ __all__ = [
     "RewardRescored",
     "RewardScored",
     "ServiceDeclared",
+    "ServiceModeChanged",
     "SessionCancelRequested",
     "SessionEnded",
     "SessionPlaced",
@@ -108,6 +109,7 @@ _PLACES = {
     "RewardRescoreRequested": "reward",
     "RewardScored": "reward",
     "ServiceDeclared": "service",
+    "ServiceModeChanged": "service",
     "SessionCancelRequested": "session",
     "SessionEnded": "session",
     "SessionPlaced": "session",

@@ -25,6 +25,7 @@ EVENTS: tuple[type[Event], ...] = (
     spec.SpecRegistered,
     spec.PolicyPublished,
     service.ServiceDeclared,
+    service.ServiceModeChanged,
     session.SessionRequested,
     session.SessionCancelRequested,
     session.SessionRejected,

@@ -209,6 +209,11 @@ def service(name: str, version: int) -> str:
     return f"service:{name}.{version}"
 
 
+def service_mode(name: str, since_ms: int) -> str:
+    """The key of one switch of an outside service between synchronous and deferred rewards."""
+    return f"service_mode:{name}.{since_ms}"
+
+
 def of(session_id: UUID, key: str) -> str:
     """`<session id>/<key>`: the name of an event anywhere."""
     return f"{session_id}/{key}"

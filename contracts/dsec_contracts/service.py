@@ -1,4 +1,5 @@
-"""`service.declared`: an outside service that reward functions may ask, and how it may be asked.
+"""`service.declared`: an outside service that reward functions may ask, and how it may be asked;
+`service.mode_changed`: its rewards are deferred from now on, or no longer.
 
 A service is declared once for the whole installation. Of several declarations of one name the one
 at the highest position holds, for all replicas and all sessions.
@@ -7,7 +8,7 @@ at the highest position holds, for all replicas and all sessions.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -110,3 +111,28 @@ class ServiceDeclared(Event):
 
     fact: ServiceFact
     circumstance: ServiceCircumstance = ServiceCircumstance()
+
+
+class ServiceModeFact(Part):
+    """`since_ms`: when it switched, Unix time; it tells the switches of a service apart."""
+
+    name: ServiceName
+    mode: Literal["synchronous", "deferred"]
+    since_ms: Annotated[int, Field(ge=0, le=2**53)]
+
+
+class ServiceModeCircumstance(Part):
+    """What was seen. `p95_ms`: the worst that a replica reported; null: nothing was asked lately.
+    `latency_switch_ms`: the limit above which its rewards are deferred."""
+
+    replica: ShortText | None = None
+    p95_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    latency_switch_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+
+class ServiceModeChanged(Event):
+    """Rewards that ask a service are deferred from now on, in sessions that take that; or are not
+    any more. Of several replicas one says so."""
+
+    fact: ServiceModeFact
+    circumstance: ServiceModeCircumstance = ServiceModeCircumstance()

@@ -147,6 +147,8 @@ named_keys = st.one_of(
     st.tuples(st.just("fenced"), words),
     st.tuples(st.just("spec"), words),
     st.tuples(st.just("policy"), words, words),
+    st.tuples(st.just("service"), words, numbers),
+    st.tuples(st.just("service_mode"), words, numbers),
 )
 
 

@@ -4,7 +4,7 @@ from dsec.env_runtime.packing import Row, Sender, heard, pack, split
 from dsec.session.io import Stepped
 from dsec_contracts import RewardMissing, RewardScored, parse
 from dsec_contracts.columns import VarColumn, fixed_rows
-from dsec_contracts.reward import RewardColumns, RewardNoticeCircumstance, RewardNoticeFact
+from dsec_contracts.reward import RewardColumns, RewardMissingCircumstance, RewardNoticeFact
 
 
 def row(n: int, fact: bytes = b"f") -> Row:
@@ -58,7 +58,7 @@ def test_a_missing_reward_is_an_input_too() -> None:
         fact=RewardNoticeFact(
             session_id=session_id, step=3, code="reward_raised", fatal=True, cause=b"c" * 16
         ),
-        circumstance=RewardNoticeCircumstance(message="boom"),
+        circumstance=RewardMissingCircumstance(message="boom"),
     )
     [(_, given)] = heard(event)
     assert (given.kind, given.code, given.fatal) == ("reward_missing", "reward_raised", True)

@@ -27,7 +27,7 @@ from dsec_contracts import (
 )
 from dsec_contracts.columns import VarColumn
 from dsec_contracts.keys import session_time
-from dsec_contracts.reward import RewardNoticeFact
+from dsec_contracts.reward import RewardMissingCircumstance, RewardNoticeFact
 from dsec_contracts.session import RejectFact
 
 NOW = datetime(2026, 5, 4, 3, 2, 1, 123456, tzinfo=UTC)
@@ -213,3 +213,13 @@ def test_what_services_answered_lies_beside_its_reward(make: Any) -> None:
     table = table_of([read(message(event, n), 1) for n, event in enumerate([plain, asking], 1)])
     assert table["extras"].to_pylist() == [None, None, None, b"answers"]
     assert table_of([read(message(plain), 1)])["extras"].to_pylist() == [None, None]
+
+
+def test_what_services_answered_before_a_reward_went_missing_is_beside_it_once(make: Any) -> None:
+    told = RewardMissingCircumstance(message="m", responses=b"answers")
+    fact = RewardNoticeFact(session_id=make.new_session(), step=7, code="reward_raised")
+    arrival = read(message(RewardMissing(fact=fact, circumstance=told)), 1)
+    assert isinstance(arrival, Cold)
+    row = arrival.row
+    assert row["extras"] == b"answers"
+    assert "responses" not in json.loads(row["circumstance"])

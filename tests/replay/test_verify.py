@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 import pytest
 from tests.replay.conftest import SESSION_ID
 
-from dsec.replay.verify import request_of, rscr, verify
-from dsec.reward.reexecution import answered, recorded
+from dsec.replay.verify import _Rewards, request_of, rscr, verify
+from dsec.reward.reexecution import answered, read_recorded, recorded
 from dsec.reward.services import Request, Response
 from dsec.session.io import SessionConfig
 from dsec.session.local import run_in_memory
@@ -275,3 +275,28 @@ def test_another_response_than_the_recorded_one_is_found(made, change, told):
     assert verdict.first_divergence.step == 21
     if told:
         assert told in verdict.first_divergence.actual
+
+
+def test_a_reward_that_went_missing_after_an_answer_is_missed_again(made):
+    _, rows = with_services(made)
+    raising = made(reward=ASKING.replace('"left": found.json()', '"left": 1 / found.json()'))
+    scored = next(row for row in rows if row.key == "reward:0.1")  # 0 are left: it raises
+    notice = scored._replace(
+        kind="reward.missing",
+        key="reward_missing:0",
+        value=None,
+        fact=encode({"session_id": str(SESSION_ID), "step": 0, "code": "reward_raised"}),
+    )
+    told = [notice if row is scored else row for row in rows if row.step in (None, 0)]
+
+    def rewards(changed):
+        found = _Rewards(changed, None)
+        found.compare(raising.scorer)
+        return found.compared, found.divergence
+
+    assert rewards(told) == (1, None)
+    unanswered = [row._replace(extras=None) if row is notice else row for row in told]
+    assert rewards(unanswered) == (0, None), "of an earlier version, which kept none"
+    more = recorded([one._replace(body=b"2.0") for one in read_recorded(notice.extras)])
+    other = [row._replace(extras=more) if row is notice else row for row in told]
+    assert rewards(other)[1].field == "reward"

@@ -183,10 +183,10 @@ class Rig:
         self.replicas.append(start_replica(self.url, self.folder, name, env, **settings))
         return self.replicas[-1]
 
-    async def messages(self, event_name: str, count: int) -> list[Message]:
-        """The first `count` messages of an event for this lane."""
+    async def messages(self, event_name: str, count: int, key: str | None = None) -> list[Message]:
+        """The first `count` messages of an event for this lane, or under another key."""
         name = f"test-{time.monotonic_ns()}"
-        subject = subjects.subject(event_name, self.lane)
+        subject = subjects.subject(event_name, key or self.lane)
         consumer = await self.bus.consumer(name, [subject], ack="none")
         found: list[Message] = []
         try:

@@ -22,7 +22,7 @@ from tests.reward.http_service import Answer, Asked, HttpService, http_service
 
 from dsec.reward.reexecution import read_recorded
 from dsec.reward.score import load_scorer
-from dsec_contracts import RewardDeferred, RewardScored
+from dsec_contracts import SYSTEM_SESSION, RewardDeferred, RewardScored, ServiceModeChanged
 
 pytestmark = [pytest.mark.nats, pytest.mark.timeout(90)]
 
@@ -434,11 +434,21 @@ async def test_who_was_asked_for_before_a_service_hung_goes_on_without(
     rig.know(ASKS)
     rig.declare("stock", stock.url, deadline_s=300, attempt_s_max=250)
     stock.behave = never
-    rig.start()
-    await rig.send([ASKS[0]] * 6, deferrable=True)
-    notices = [m.event() for m in await rig.messages("reward.deferred", 6)]
-    assert {e.fact.step for e in notices if isinstance(e, RewardDeferred)} == {0}
-    assert len(stock.asked) == 6  # nothing was asked again
+    for _ in range(2):
+        rig.start()
+    await rig.receiving(2)
+    for n in range(2):
+        await rig.send([ASKS[0]] * 6, f"tick{n}", step=n, deferrable=True)
+    notices = [m.event() for m in await rig.messages("reward.deferred", 12)]
+    assert {e.fact.step for e in notices if isinstance(e, RewardDeferred)} == {0, 1}
+    assert len(stock.asked) == 12  # nothing was asked again
+    await asyncio.sleep(1)
+    (message,) = await rig.messages("service.mode_changed", 1, "stock")  # one replica says so
+    switched = message.event()
+    assert isinstance(switched, ServiceModeChanged)
+    assert (switched.fact.name, switched.fact.mode) == ("stock", "deferred")
+    assert (switched.circumstance.p95_ms or 0) > 200 == switched.circumstance.latency_switch_ms
+    assert message.envelope().causationid == f"{SYSTEM_SESSION}/service:stock.1"
 
 
 async def test_a_service_that_is_nowhere_is_a_reason_and_no_wait(rig: Rig) -> None:

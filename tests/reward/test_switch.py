@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,3 +88,13 @@ def test_a_service_that_answers_nobody_is_slow() -> None:
     seen = Latencies()
     assert seen.p95_ms(3.0, [3000.0] * SAMPLES_MIN) == 3000.0
     assert REPORT_S_MAX < WINDOW_S
+
+
+def test_a_switch_is_made_known_by_who_made_it_or_by_another_should_that_be_dead() -> None:
+    switched = decide(Standing(), "a", Report(100.0, 900.0), 200.0)
+    assert switched.is_told_by(True, 100.0)
+    assert not switched.is_told_by(False, 100.5)
+    assert switched.is_told_by(False, 100.0 + REPORT_S_MAX + 0.1)
+    told = replace(switched, told_since=switched.since)
+    assert not told.is_told_by(False, 200.0)
+    assert not Standing().is_told_by(False, 200.0), "nobody has switched yet"

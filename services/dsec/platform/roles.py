@@ -196,6 +196,7 @@ ROLES = (
             reward.RewardDeferred,
             reward.RewardMissing,
             reward.RewardRescored,
+            service.ServiceModeChanged,
         ),
         durables=(
             Durable("reward", subjects.every(step.SessionStepped.event_name())),

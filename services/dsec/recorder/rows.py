@@ -31,6 +31,7 @@ from dsec_contracts import (
     RewardRescored,
     RewardRescoreRequested,
     ServiceDeclared,
+    ServiceModeChanged,
     SessionCancelRequested,
     SessionEnded,
     SessionPlaced,
@@ -161,6 +162,8 @@ def natural_key(event: Event) -> str:
             return keys.policy(event.fact.name, event.fact.version)
         case ServiceDeclared():
             return keys.service(event.fact.name, event.fact.version)
+        case ServiceModeChanged():
+            return keys.service_mode(event.fact.name, event.fact.since_ms)
         case WorkerFenced():
             return keys.fenced(event.fact.worker)
     raise TypeError(f"{type(event).__name__} has no natural key of its own")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import aiohttp
@@ -19,9 +20,12 @@ from dsec.reward.declarations import Declarations
 from dsec.reward.frames import Failure, Needs, Outcome, Task
 from dsec.reward.http_exchange import ServiceFailed
 from dsec.reward.outside import Outside
+from dsec.reward.publishing import SOURCE
 from dsec.reward.reexecution import Known, answered, recorded, request_hash
 from dsec.reward.services import Request, Response
-from dsec_contracts.service import ServiceFact
+from dsec.reward.switch import Standing
+from dsec_contracts import SYSTEM_SESSION, ServiceModeChanged, keys
+from dsec_contracts.service import ServiceFact, ServiceModeCircumstance, ServiceModeFact
 
 ROW_RESPONSES_BYTES_MAX = 8 << 20
 """What services may answer to one function for one step."""
@@ -98,7 +102,13 @@ class Outsides:
         found = self._services.get(name)
         if found is None:
             found = Outside(
-                fact, bucket, self._replica, self._environment, self._clock, self._connections
+                fact,
+                bucket,
+                self._replica,
+                self._environment,
+                self._clock,
+                self._tell,
+                self._connections,
             )
             self._services[name] = found
         elif found.version != fact.version:
@@ -112,6 +122,27 @@ class Outsides:
         )
         fact: ServiceFact = await looking(self._declarations.get, name, position)
         return fact
+
+    async def _tell(self, service: ServiceFact, standing: Standing, now: float) -> None:
+        """Have it in the log, once, that a service's rewards are deferred or no longer are."""
+        since_ms = int(standing.since * 1000)
+        event = ServiceModeChanged(
+            fact=ServiceModeFact(name=service.name, mode=standing.mode, since_ms=since_ms),
+            circumstance=ServiceModeCircumstance(
+                replica=self._replica,
+                p95_ms=standing.p95_ms(now),
+                latency_switch_ms=service.latency_switch_ms,
+            ),
+        )
+        await self._bus.publish(
+            event,
+            service.name,
+            source=SOURCE,
+            time=datetime.fromtimestamp(self._clock(), UTC),
+            # The same for every replica that says it: the server keeps one.
+            event_id=f"service_mode.{service.name}.{since_ms}",
+            cause=keys.of(SYSTEM_SESSION, keys.service(service.name, service.version)),
+        )
 
     async def _shared(self) -> Bucket:
         async with self._opening:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -36,7 +36,7 @@ from dsec.reward.http_exchange import (
 from dsec.reward.places import Places
 from dsec.reward.services import Request, Response
 from dsec.reward.standing import SharedStanding
-from dsec.reward.switch import Latencies, Mode, Report
+from dsec.reward.switch import Latencies, Mode, Report, Standing
 from dsec.reward.terms import Terms
 from dsec_contracts.service import ServiceBatch, ServiceFact
 
@@ -95,6 +95,7 @@ class Outside:
         replica: str,
         environment: Mapping[str, str],
         clock: Callable[[], float],
+        tell: Callable[[ServiceFact, Standing, float], Awaitable[None]],
         connections: Callable[[], aiohttp.ClientSession] = open_session,
     ) -> None:
         """Prepare; nothing is connected.
@@ -102,6 +103,7 @@ class Outside:
         Args:
             environment: where secrets are.
             clock: Unix seconds.
+            tell: makes known that its rewards are deferred from now on, or no longer.
             connections: opens what requests go through, when the first one does.
         """
         self._connections = connections
@@ -112,7 +114,12 @@ class Outside:
         self._used_at = clock()
         self._permits = Permits(bucket, fact.name, clock)
         self._standing = SharedStanding(
-            bucket, fact.name, replica, self._report, lambda: self._fact.latency_switch_ms
+            bucket,
+            fact.name,
+            replica,
+            self._report,
+            lambda: self._fact.latency_switch_ms,
+            lambda standing, now: tell(self._fact, standing, now),
         )
         self._session: aiohttp.ClientSession | None = None
         self._places = Places(fact.concurrency_max)

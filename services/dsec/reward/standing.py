@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
-from dataclasses import asdict, fields
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from dsec.platform.bus import Bucket, BusUnavailable
@@ -18,6 +18,10 @@ log = logging.getLogger(__name__)
 REPORT_PERIOD_S = 0.5
 CONFLICTS_MAX = 8
 """Of one report; the next one comes soon."""
+
+
+Tell = Callable[[Standing, float], Awaitable[None]]
+"""Makes a switch known; also given the time of the report that it followed from."""
 
 
 def key_of(service: str) -> str:
@@ -55,18 +59,22 @@ class SharedStanding:
         replica: str,
         report: Callable[[], Report | None],
         latency_switch_ms: Callable[[], float],
+        tell: Tell,
     ) -> None:
         """Prepare.
 
         Args:
             report: what this replica sees now; None: it has had nothing to do with the service for
                 a while.
+            tell: makes a switch known.
         """
         self._bucket = bucket
         self._service = service
         self._replica = replica
         self._report = report
         self._latency_switch_ms = latency_switch_ms
+        self._tell = tell
+        self._told_since = 0.0
         self._task: asyncio.Task[None] | None = None
         self._known = asyncio.Event()
         self._standing = Standing()
@@ -101,10 +109,16 @@ class SharedStanding:
             entry = await self._bucket.get(key_of(self._service))
             before = read_standing(entry.value)
             after = decide(before, self._replica, report, self._latency_switch_ms())
+            if after.since == self._told_since:
+                after = replace(after, told_since=after.since)
             value = json.dumps(asdict(after)).encode()
             if await self._bucket.change(key_of(self._service), value, entry.revision) is not None:
-                if after.mode != before.mode:
+                switched = after.mode != before.mode
+                if switched:
                     log.warning("%s is asked %s rewards now", self._service, after.mode)
                 self._standing = after
+                if after.is_told_by(switched, report.at):
+                    await self._tell(after, report.at)
+                    self._told_since = after.since
                 return
             self._standing = before

@@ -44,7 +44,16 @@ class Standing:
     mode: Mode = "synchronous"
     since: float = 0.0
     calm_since: float | None = None
+    told_since: float = 0.0
+    """The last `since` that was made known."""
     reports: Mapping[str, Report] = field(default_factory=dict)
+
+    def is_told_by(self, replica_switched: bool, now: float) -> bool:
+        """Whether a replica has to make the switch known: the one that made it, and should that
+        have died before it did, any other."""
+        if self.told_since == self.since:
+            return False
+        return replica_switched or now - self.since > REPORT_S_MAX
 
     def p95_ms(self, now: float) -> float | None:
         """The worst that a replica reports."""

@@ -193,7 +193,8 @@ class RewardDocument(Document):
     weights: dict[str, float] = Field(default_factory=dict)
     per: str = "step"
     services: Annotated[list[str], Field(max_length=32)] = Field(default_factory=list)
-    """The outside services that the function may ask; empty: those of its decorator."""
+    """The outside services that the function may ask. Registering a function copies them from its
+    decorator; the reward service asks no other."""
     nonfinite: bool = False
     """Whether NaN and infinities are meant."""
 

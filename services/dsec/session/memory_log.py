@@ -38,7 +38,7 @@ from dsec_contracts.anchor import AnchorCapturedCircumstance, AnchorStoredFact
 from dsec_contracts.canonical import encode
 from dsec_contracts.curriculum import CurriculumCircumstance, CurriculumFact
 from dsec_contracts.keys import session_time
-from dsec_contracts.reward import RewardNoticeCircumstance, RewardNoticeFact
+from dsec_contracts.reward import RewardMissingCircumstance, RewardNoticeFact
 from dsec_contracts.session import (
     EndedCircumstance,
     EndedFact,
@@ -137,7 +137,7 @@ class MemoryLog:
                 fatal=given.fatal,
                 cause=given.cause,
             ),
-            circumstance=RewardNoticeCircumstance(message=given.message),
+            circumstance=RewardMissingCircumstance(message=given.message),
         )
         self.event(keys.reward_missing(given.ordinal), event, step=given.ordinal)
 
