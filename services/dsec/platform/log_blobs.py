@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
 
-from dsec.platform.db import async_engine
-from dsec.platform.log import AWAY, LogUnavailable
+import asyncpg
+
+from dsec.platform.connections import AWAY
+from dsec.platform.db import CONNECT_TIMEOUT_S, libpq_url
+from dsec.platform.log import LogUnavailable
 
 KEY_CHARS = 64
 REFERENCE_BYTES_MIN, REFERENCE_BYTES_MAX = KEY_CHARS, 192
@@ -53,20 +55,20 @@ async def unnamed(database_url: str, keys: Iterable[str]) -> set[str]:
         LogUnavailable: the database is away.
     """
     left = {key.encode() for key in keys}
-    engine = async_engine(database_url, command_timeout_s=STATEMENT_S_MAX)
     try:
-        async with engine.connect() as connection:
-            raw = await connection.get_raw_connection()
-            driver: Any = raw.driver_connection
-            async with driver.transaction(isolation="repeatable_read", readonly=True):
-                async for (held,) in driver.cursor(_NAMES, prefetch=ROWS_FETCHED):
+        connection = await asyncpg.connect(
+            libpq_url(database_url), timeout=CONNECT_TIMEOUT_S, command_timeout=STATEMENT_S_MAX
+        )
+        try:
+            async with connection.transaction(isolation="repeatable_read", readonly=True):
+                async for (held,) in connection.cursor(_NAMES, prefetch=ROWS_FETCHED):
                     if not left:
                         break
                     left.difference_update(_names(held))
+        finally:
+            await connection.close(timeout=CONNECT_TIMEOUT_S)
     except AWAY as error:
         raise LogUnavailable(f"the log's database cannot be asked: {error}") from error
-    finally:
-        await engine.dispose()
     return {key.decode() for key in left}
 
 
