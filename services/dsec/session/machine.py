@@ -13,6 +13,12 @@ After a step the machine waits for the input of that step (its reward, or the no
 will be none, or that it comes later: see `late.py`); `awaiting` says so. User code that raises ends
 its session and nothing else; only `MemoryError` leaves the machine, since nobody can tell whose
 memory it was.
+
+Here is the order of things: what is called when, what is awaited, when it is over. Its parts have
+modules of their own: what the agent decided (`decision.py`, `async_step.py`) and is told
+(`hooks.py`), what the environment returned (`encoding.py`), what outputs say (`facts.py`), tool
+turns (`turns.py`), late inputs (`late.py`), anchors (`anchors.py`), and what user code that fails
+makes of the session (`stops.py`).
 """
 
 from __future__ import annotations
@@ -25,13 +31,13 @@ from dsec.session.adapters.gymnasium import GymnasiumAdapter
 from dsec.session.agent_config import agent_config
 from dsec.session.anchors import Anchoring, OnAnchor, restorer
 from dsec.session.async_step import AsyncStep
-from dsec.session.awaited import offer_call
 from dsec.session.chain import chain_end, chain_next, chain_start
 from dsec.session.chance import Chance
 from dsec.session.curriculum import OPTION, Curriculum
 from dsec.session.decision import checked
 from dsec.session.encoding import ObservationEncoder, encode_info, plain_info
 from dsec.session.facts import EMPTY_LIST, EMPTY_MAP, NULL, listed, reset_fact, step_fact
+from dsec.session.hooks import Hooks
 from dsec.session.interposition import Interposition, PlainInterposition
 from dsec.session.io import (
     AWAITS_LATE,
@@ -48,7 +54,6 @@ from dsec.session.io import (
     SessionConfig,
     Started,
     Stepped,
-    reward_components,
     step_cause,
 )
 from dsec.session.late import Late, LateResult, LateReward
@@ -82,15 +87,12 @@ class SessionMachine:
         "_episode_begun",
         "_final",
         "_given",
+        "_hooks",
         "_info",
         "_inputs",
         "_interposition",
         "_late",
         "_observation",
-        "_on_episode_start",
-        "_on_missing",
-        "_on_reward",
-        "_on_tool_result",
         "_pending_stop",
         "_prior",
         "_program",
@@ -117,10 +119,7 @@ class SessionMachine:
         self._given: dict[str, Any] = {}
         """What the agent was made with."""
         self._anchors = Anchoring.of(program.agent.anchors)
-        self._on_episode_start: Callable[..., Any] | None = None
-        self._on_reward: Callable[..., Any] | None = None
-        self._on_missing: Callable[..., Any] | None = None
-        self._on_tool_result: Callable[..., Any] | None = None
+        self._hooks = Hooks()
         self._turns = turns = Turns.of(program.agent)
         """None where the agent may call no tools."""
         self._async = AsyncStep() if program.is_async else None
@@ -261,9 +260,10 @@ class SessionMachine:
         self._interposition.enter(self._chance)
         try:
             if given.kind == REWARD:
-                self._tell_reward(given, cast(Stepped, self.last), self._info, self._final)
+                last = cast(Stepped, self.last)
+                self._hooks.tell_reward(given, last, self._info, self._final, self._curriculum)
             elif given.kind == REWARD_MISSING:
-                self._tell_missing(given)
+                self._hooks.tell_missing(given)
             elif given.kind == REWARD_DEFERRED:
                 self._defer()
         except Stop as stop:
@@ -325,15 +325,14 @@ class SessionMachine:
             if isinstance(owed, LateResult):
                 turn = owed.turn
                 self._caused_by = keys.tool_result(turn.step, turn.turn, owed.index)
-                call_id, told = turn.calls[owed.index].id, result_of(given)
-                hear = cast(Callable[..., Any], self._on_tool_result)
-                run_user("agent_raised", hear, call_id, told)
+                self._hooks.tell_result(turn.calls[owed.index].id, result_of(given))
             elif given.kind == REWARD:
                 self._caused_by = keys.reward(owed.step)
-                self._tell_reward(given, owed.stepped, owed.info, owed.final)
+                curriculum = self._curriculum
+                self._hooks.tell_reward(given, owed.stepped, owed.info, owed.final, curriculum)
             else:
                 self._caused_by = keys.reward_missing(owed.step)
-                self._tell_missing(given)
+                self._hooks.tell_missing(given)
         except Stop as stop:
             return self._end("failed", stop.code, str(stop))
         finally:
@@ -388,8 +387,8 @@ class SessionMachine:
                 self._inputs.append(given.name())
                 if self._async is not None and self._async.coroutine is not None:
                     self._async.resume_with(result_of(given))
-                elif self._on_tool_result is not None:
-                    run_user("agent_raised", self._on_tool_result, call_id, result_of(given))
+                else:
+                    self._hooks.tell_result(call_id, result_of(given))
         except Stop as stop:
             return self._end("failed", stop.code, str(stop))
         finally:
@@ -425,7 +424,7 @@ class SessionMachine:
         observation, info = self._reset(0)
         run_user("agent_raised", self._make_agent)
         late_names = frozenset() if self._turns is None else self._turns.late_names
-        if late_names and self._on_tool_result is None:
+        if late_names and not self._hooks.hears_results:
             raise Stop(
                 "agent_invalid",
                 f"the agent has no on_tool_result, and declares {min(late_names)} with "
@@ -449,13 +448,8 @@ class SessionMachine:
 
     def _bind(self, agent: Any) -> None:
         self._agent = agent
-        self._on_episode_start = getattr(agent, "on_episode_start", None)
-        self._on_reward = getattr(agent, "on_reward", None)
-        self._on_missing = getattr(agent, "on_reward_missing", None)
-        if self._turns is not None:
-            if self._async is not None:
-                offer_call(agent)
-            self._on_tool_result = getattr(agent, "on_tool_result", None)
+        may_call, may_await = self._turns is not None, self._async is not None
+        self._hooks.bind(agent, may_call=may_call, may_await=may_await)
 
     def _reset(self, episode: int) -> tuple[Any, dict[str, Any]]:
         seed = derive(self.config.seed, "env", episode)
@@ -476,8 +470,7 @@ class SessionMachine:
         """The agent's dict for the current observation."""
         if not self._episode_begun:
             self._episode_begun = True
-            if self._on_episode_start is not None:
-                run_user("agent_raised", self._on_episode_start, self._episode)
+            self._hooks.begin_episode(self._episode)
         if self.recorded_actions is not None:
             return self.recorded_actions(self._step)
         try:
@@ -663,33 +656,6 @@ class SessionMachine:
         inputs, self._inputs = self._inputs, []
         return listed(inputs)
 
-    def _tell_reward(self, given: Input, last: Stepped, env_info: Any, final: Any) -> None:
-        if self._on_reward is None:
-            return
-        told: dict[str, Any] = {
-            "step": given.ordinal,
-            "episode": last.episode,
-            "terminated": last.terminated,
-            "truncated": last.truncated,
-            "components": reward_components(given.ordinal, given.fact),
-            "final_observation": final,
-        }
-        if self._curriculum is not None:
-            told[OPTION] = self._curriculum.of(last.episode)
-        info = {**env_info, "dsec": told} if env_info else {"dsec": told}
-        try:
-            self._on_reward(given.value, last.terminated or last.truncated, info)
-        except MemoryError:
-            raise
-        except BaseException as error:
-            raise stop_of("agent_raised", error) from error
-
-    def _tell_missing(self, given: Input) -> None:
-        if given.fatal:
-            raise Stop(given.code, given.message)
-        if self._on_missing is not None:
-            run_user("agent_raised", self._on_missing, given.ordinal, given.code)
-
     @property
     def _done(self) -> bool:
         most = self.config.episodes_max
@@ -726,8 +692,8 @@ class SessionMachine:
         if status == "failed":
             # At once, not when the end is published: the sessions that come after it in this tick
             # need the files and the memory that it may hold.
-            self._agent = self._on_episode_start = self._on_tool_result = None
-            self._on_reward = self._on_missing = None
+            self._agent = None
+            self._hooks.release()
             self._given = {}
         return self.ended
 
