@@ -123,7 +123,7 @@ async def test_the_floor_is_waited_for(log: Log) -> None:
 
 async def test_epochs_compare_first(log: Log) -> None:
     log.floor(1, 9)
-    await log.reader.wait_floor(9, 0.1, epoch=1)
+    await log.reader.wait_floor(9, 10, epoch=1)
     # The new stream's message 5, of which the log has nothing yet, whatever the old one had.
     with pytest.raises(LogBehind, match=r"5 of epoch 2 .* at 9 of epoch 1"):
         await log.reader.wait_floor(5, 0.1, epoch=2)
@@ -132,7 +132,7 @@ async def test_epochs_compare_first(log: Log) -> None:
     assert not waiting.done()
     log.floor(2, 0)
     await waiting  # the old stream is over: nothing more of it will come
-    await log.reader.wait_floor(1000, 0.1, epoch=1)
+    await log.reader.wait_floor(1000, 10, epoch=1)
     with pytest.raises(LogBehind):
         await log.reader.wait_floor(1, 0.1, epoch=2)
 

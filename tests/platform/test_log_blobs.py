@@ -11,7 +11,6 @@ import pytest
 from psycopg.types.json import Json
 
 from dsec.platform.log_blobs import unnamed
-from dsec.platform.migrations import migrate
 from dsec.session.observations import reference
 from dsec_contracts import encode
 from dsec_contracts.keys import session_time
@@ -27,9 +26,8 @@ def key_of(name: str) -> str:
 
 
 @pytest.fixture
-def log(fresh_database_url: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
-    migrate(fresh_database_url)
-    with psycopg.connect(fresh_database_url, autocommit=True) as connection:
+def log(log_url: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    with psycopg.connect(log_url, autocommit=True) as connection:
         yield connection
 
 
@@ -56,7 +54,7 @@ def insert(
 
 
 async def test_a_blob_is_named_by_whatever_row_has_its_key(
-    log: psycopg.Connection[tuple[object, ...]], fresh_database_url: str
+    log: psycopg.Connection[tuple[object, ...]], log_url: str
 ) -> None:
     key = {name: key_of(name) for name in ("policy", "captured", "seen", "reset", "answers")}
     insert(log, 1, kind="policy.published", fact=encode({"blob": key["policy"]}))
@@ -77,14 +75,14 @@ async def test_a_blob_is_named_by_whatever_row_has_its_key(
         [b'\xff{"blob": "%b"}' % key["parked"].encode()],
     )
     orphans = {key_of("orphan"), key_of("other")}
-    assert await unnamed(fresh_database_url, {*key.values(), *orphans}) == orphans
+    assert await unnamed(log_url, {*key.values(), *orphans}) == orphans
 
 
 async def test_observations_that_lie_in_their_rows_are_not_read(
-    log: psycopg.Connection[tuple[object, ...]], fresh_database_url: str
+    log: psycopg.Connection[tuple[object, ...]], log_url: str
 ) -> None:
     inline = encode(key_of("in a text") + "." * 200)
     insert(log, 1, kind="session.stepped", step=0, observation=inline)
     wanted = {key_of("in a text")}
-    assert await unnamed(fresh_database_url, wanted) == wanted
-    assert await unnamed(fresh_database_url, set()) == set()
+    assert await unnamed(log_url, wanted) == wanted
+    assert await unnamed(log_url, set()) == set()
