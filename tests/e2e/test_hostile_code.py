@@ -91,8 +91,12 @@ HOSTILE = {
 }
 
 OUTRAN_THE_WATCH = {
-    # Where the machine is so busy that the watch comes late, the kernel's own bound stops it.
-    "starts_without_end": ("agent_raised", "Resource temporarily unavailable"),
+    # Where the machine is so busy that the watch comes late, one of the kernel's own bounds stops
+    # it: whichever it meets first.
+    "starts_without_end": (
+        "agent_raised",
+        "Resource temporarily unavailable|Too many open files",
+    ),
 }
 
 BREAKS_MODULES = """
@@ -143,7 +147,7 @@ async def test_hostile_sessions_end_typed_and_neighbours_finish(
     breaking = await client.request(
         session_files(AGENT.format(body=BREAKS_MODULES), max_steps=STEPS, name="breaks")
     )
-    async with asyncio.timeout(150):
+    async with asyncio.timeout(240):
         ended = await client.wait(neighbours)
         assert [row.code for row in await client.wait(forking)] == ["max_steps"]
         assert [row.code for row in await client.wait(breaking)] == ["max_steps"]
@@ -158,7 +162,8 @@ async def test_hostile_sessions_end_typed_and_neighbours_finish(
                 "and kind = 'session.ended'",
                 id=row.session_id,
             )
-            assert expected_end[1] in end["circumstance"]["message"], (name, end)
+            message = end["circumstance"]["message"]
+            assert any(said in message for said in expected_end[1].split("|")), (name, end)
     assert {row.status for row in ended} == {"completed"}
     assert {row.seed: row.chain_hash for row in ended} == expected
     left = [p for p in psutil.process_iter(["cmdline"]) if "3599.25" in (p.info["cmdline"] or ())]
