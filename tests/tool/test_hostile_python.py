@@ -111,7 +111,7 @@ async def test_whatever_a_tool_starts_ends_with_its_call(
 async def test_whatever_a_tool_starts_ends_with_a_replica_that_is_killed(rig: Rig) -> None:
     mark = f"71.{os.getpid()}"
     started = STARTS["as_a_daemon"].format(mark=mark)
-    tool = spec_of(f"{DAEMON}def tool():\n    {started}\n    while True: pass\n")
+    tool = spec_of(f"import time\n{DAEMON}def tool():\n    {started}\n    time.sleep(60)\n")
     await rig.know(tool)
     replica = rig.start()
     await rig.call(tool[0])

@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 
 import dsec
+from dsec.client.endpoints import ClientError
 from dsec.examples.language.model_server import serve
 
 HERE = Path(__file__).parent
@@ -39,10 +40,18 @@ async def run(count: int) -> bool:
 @click.option("--count", default=4, show_default=True, help="Sessions.")
 def main(count: int) -> None:
     """Ask a warehouse for its stocks, through a model and a tool."""
-    server = serve(PORT)
+    try:
+        server = serve(PORT)
+    except OSError as error:
+        raise click.ClickException(
+            f"the model's server cannot listen on port {PORT}, which model.yaml names: {error}"
+        ) from error
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    click.echo(f"{count} sessions ask a model on port {PORT}, and it asks for the tool `stock`.")
     try:
         sys.exit(0 if asyncio.run(run(count)) else 1)
+    except ClientError as error:
+        raise click.ClickException(str(error)) from error
     finally:
         server.shutdown()
 
