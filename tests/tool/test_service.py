@@ -50,8 +50,11 @@ async def test_calls_of_a_turn_are_answered_one_by_one(rig: Rig) -> None:
 
 async def test_a_deadline_is_kept_and_says_whether_another_call_is_safe(rig: Rig) -> None:
     stuck = [spec_of("def tool():\n    while 1: pass", idempotent=one) for one in (True, False)]
-    await rig.know(*stuck)
+    await rig.know(SUM, *stuck)
     rig.start()
+    await rig.call(SUM[0], step=1)  # to wait for the replica is no part of the deadline
+    await rig.answered()
+    rig.answers.clear()
     began = time.monotonic()
     await rig.call(*(spec for spec, _ in stuck), deadline_s=1.0)
     assert await rig.answered(2) == ["deadline"] * 2
