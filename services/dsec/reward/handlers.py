@@ -31,8 +31,9 @@ from dsec.reward.waiting import Beside, Scored, Tick, Waiting
 from dsec_contracts import Envelope, SessionStepped, subjects
 
 CONSUMER = "reward"
-FUNCTION_TICKS_MAX = 4
-"""Ticks at hand that wait for the functions' process. More would be taken from other replicas."""
+FUNCTION_TICKS_MAX = 32
+"""Ticks at hand that wait for the functions' process. More would be taken from other replicas;
+with fewer, ticks that need no function would wait for the turns of all before them."""
 
 
 class Rewarder:

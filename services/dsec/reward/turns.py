@@ -1,7 +1,8 @@
 """Turns at the scoring process: it takes one request at a time.
 
-A tick's first pass is one turn. Rows that run again, with what services have answered since, wait
-for theirs together: all that are ready when it comes go in one.
+Rows wait for theirs together: all that are ready when it comes go in one, those of ticks that came
+meanwhile and those that run again with what services have answered since. So many small ticks take
+few turns, and none waits for as many as came before it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from dsec.reward.frames import Outcome, Task
+
+ROWS_A_TURN_MAX = 1024
+"""Of all ticks together: what comes meanwhile waits for no more than these."""
 
 
 class Functions(Protocol):
@@ -30,21 +34,27 @@ class Turns:
         self._ready: list[tuple[Task, bytes, asyncio.Future[Outcome]]] = []
 
     async def score(self, tasks: Sequence[Task], contents: Mapping[str, bytes]) -> list[Outcome]:
-        """The outcomes of rows, in a turn of their own."""
+        """The outcomes of rows, in one turn, with others."""
+        loop = asyncio.get_running_loop()
+        outcomes: list[asyncio.Future[Outcome]] = [loop.create_future() for _ in tasks]
+        for task, outcome in zip(tasks, outcomes, strict=True):
+            self._ready.append((task, contents[task.spec], outcome))
         async with self._turn:
-            return await self._functions.score(tasks, contents)
+            while not all(outcome.done() for outcome in outcomes):
+                await self._score_ready()
+        return list(await asyncio.gather(*outcomes))
 
     async def again(self, task: Task, content: bytes) -> Outcome:
         """The outcome of a row that runs again, in a turn with others."""
         outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._ready.append((task, content, outcome))
         async with self._turn:
-            if not outcome.done():
+            while not outcome.done():
                 await self._score_ready()
         return await outcome
 
     async def _score_ready(self) -> None:
-        ready, self._ready = self._ready, []
+        ready, self._ready = self._ready[:ROWS_A_TURN_MAX], self._ready[ROWS_A_TURN_MAX:]
         contents = {task.spec: content for task, content, _ in ready}
         try:
             found = await self._functions.score([task for task, _, _ in ready], contents)
