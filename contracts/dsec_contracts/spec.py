@@ -40,6 +40,8 @@ class SpecCircumstance(Part):
         default_factory=list, exclude_if=lambda services: not services
     )
     """The outside services that a reward function asks."""
+    per_episode: bool = Field(default=False, exclude_if=lambda whole: not whole)
+    """Of a reward function: it scores whole episodes."""
 
 
 class SpecRegistered(Event):

@@ -76,6 +76,9 @@ class StepCircumstance(Part):
     deferrable: list[str] = Field(default_factory=list, exclude_if=not_)
     """Session ids (hex, no hyphens) of the rows whose rewards may be deferred: their sessions asked
     for that, with `lag_steps` or `reward_lag_steps_max`."""
+    closing: dict[str, int] = Field(default_factory=dict, exclude_if=not_)
+    """Session ids (hex, no hyphens) of the rows that close an episode which is rewarded as a whole,
+    each with the first step of that episode. The other steps of such a session get no reward."""
 
 
 class SessionStepped(Event):

@@ -68,3 +68,12 @@ def test_what_keeps_none_passes(tmp_path: Path, body: str, compared: int) -> Non
 
 def test_the_environments_own_reward_needs_no_check() -> None:
     assert check_reward(read_spec("reward", "env"), read_spec("env", ENV)) == 0
+
+
+def test_whole_episodes_are_tried_at_several_lengths(tmp_path: Path) -> None:
+    env = read_spec("env", ENV)
+    whole = "@dsec.reward(per='episode')\ndef score(episode, services):\n"
+    assert check_reward(reward(tmp_path, whole + "    return len(episode)\n"), env) >= 4
+    counting = "seen = []\n" + whole + "    seen.append(len(episode))\n    return len(seen)\n"
+    with pytest.raises(SpecFileError, match=r"keeps state between calls: episode \d+ of"):
+        check_reward(reward(tmp_path, counting), env)

@@ -58,9 +58,12 @@ def test_the_package_is_the_decorator() -> None:
     assert dsec.reward is sys.modules["dsec.reward"]
 
 
-def test_per_episode_is_refused_by_name() -> None:
-    with pytest.raises(NotImplementedError, match='per="episode" is reserved'):
-        dsec.reward(per="episode")
+def test_a_function_scores_steps_or_episodes() -> None:
+    assert dsec.reward(per="episode")(lambda episode, services: 0.0).per == "episode"
+    with pytest.raises(ValueError, match=r'per must be "step" or "episode", not .day.'):
+        dsec.reward(per="day")
+    with pytest.raises(ValueError, match="an environment rewards each step"):
+        RewardDocument(entry="env", per="episode")
 
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf, "1", True, None])

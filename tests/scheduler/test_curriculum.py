@@ -551,3 +551,23 @@ async def test_an_agent_goes_up_by_the_returns_in_the_log(world: World) -> None:
     assert await changes(world, one, 1) == [(1, 3, "threshold")]
     [told] = world.events(CurriculumChanged, session_id=one)
     assert (told.circumstance.episodes, told.circumstance.success_mean) == (2, 1.0)
+
+
+def test_an_episode_that_is_rewarded_as_a_whole_has_one_reward() -> None:
+    levels = Levels()
+    levels.curricula.add(ONE, AGENT, 3, per_episode=True)
+    learner = levels.curricula.learners[ONE]
+    learner.steps = 8
+    window = (AGENT, 3)
+
+    def read(steps: int, last: int, rewarded: int, total: float, *, finished: bool) -> None:
+        portion = Portion(ONE, steps, last, rewarded, 0, total, finished, None)
+        levels.curricula.read([portion])
+
+    read(3, 2, 0, 0.0, finished=False)
+    assert learner.read_steps == 3, "steps within an episode have no reward to wait for"
+    read(2, 4, 0, 0.0, finished=True)
+    assert learner.read_steps == 3, "its last step has"
+    read(2, 4, 1, 12.5, finished=True)
+    assert learner.read_steps == 5
+    assert [value for value, _ in levels.curricula.returns[window]] == [12.5]

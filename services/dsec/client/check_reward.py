@@ -7,8 +7,6 @@ which it asks outside services are left out: nobody is asked at a desk.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from dsec.client.check import played
 from dsec.client.sealing import SealedSpec
 from dsec.client.yaml_file import SpecFileError
@@ -16,16 +14,13 @@ from dsec.platform.interposition import interposition_of
 from dsec.reward.fact import ENV
 from dsec.reward.score import FunctionScorer, RewardError, Scorer, load_scorer
 from dsec.reward.state import changed, snapshot
+from dsec.reward.transition import transition_of
 from dsec.session.io import Stepped
+from dsec.session.whole_episode import EpisodeStep, pack_episode
 from dsec_contracts.canonical import encode
 
 REWARD_STEPS = 16
-
-
-class _Transition(NamedTuple):
-    fact: bytes
-    observation: bytes
-    next_observation: bytes
+EPISODE_CUT_STEPS = 4
 
 
 def check_reward(reward: SealedSpec, env: SealedSpec, *, steps: int = REWARD_STEPS) -> int:
@@ -37,6 +32,8 @@ def check_reward(reward: SealedSpec, env: SealedSpec, *, steps: int = REWARD_STE
     if reward.document.entry == ENV:
         return 0
     transitions = _transitions(env, steps)
+    if reward.document.per == "episode":
+        transitions = _episodes(transitions)
     first, told = _scored(reward, transitions)
     backwards, told_too = _scored(reward, transitions[::-1])
     again = backwards[::-1]
@@ -49,19 +46,35 @@ def check_reward(reward: SealedSpec, env: SealedSpec, *, steps: int = REWARD_STE
             what = ", ".join(told or told_too)
             what = f" (what changed between calls: {what})" if what else ""
             raise SpecFileError(
-                f"reward {reward.name} keeps state between calls: step {n} of "
+                f"reward {reward.name} keeps state between calls: {reward.document.per} {n} of "
                 f"{len(transitions)}, scored in another order, has another reward{what}; it must "
                 "depend on the transition and the responses of services alone"
             )
     return compared
 
 
-def _transitions(env: SealedSpec, steps: int) -> list[_Transition]:
-    found: list[_Transition] = []
+def _episodes(steps: list[EpisodeStep]) -> list[EpisodeStep]:
+    """What a function of whole episodes may be given: episodes, and beginnings of some, as
+    `max_steps` cuts them."""
+    found: list[EpisodeStep] = []
+    episode: list[EpisodeStep] = []
+    number = None
+    for n, step in enumerate(steps, 1):
+        known = transition_of(*step).episode
+        if known != number:
+            number, episode = known, []
+        episode.append(step)
+        if n % EPISODE_CUT_STEPS == 0 or n == len(steps):
+            found.append(EpisodeStep(pack_episode(episode), b"", b""))
+    return found
+
+
+def _transitions(env: SealedSpec, steps: int) -> list[EpisodeStep]:
+    found: list[EpisodeStep] = []
     prior = b""
     for output in played(env, steps):
         if isinstance(output, Stepped):
-            found.append(_Transition(output.fact, prior, output.observation))
+            found.append(EpisodeStep(output.fact, prior, output.observation))
             prior = output.reset_observation or output.observation
         else:
             prior = output.observation
@@ -69,7 +82,7 @@ def _transitions(env: SealedSpec, steps: int) -> list[_Transition]:
 
 
 def _scored(
-    reward: SealedSpec, transitions: list[_Transition]
+    reward: SealedSpec, transitions: list[EpisodeStep]
 ) -> tuple[list[bytes | None], list[str]]:
     """Each reward's bytes, None where there is none; and what changed meanwhile."""
     try:
@@ -86,7 +99,7 @@ def _scored(
         scorer.unload()
 
 
-def _body(scorer: Scorer, one: _Transition) -> bytes | None:
+def _body(scorer: Scorer, one: EpisodeStep) -> bytes | None:
     try:
         return scorer.score(*one).body()
     except RewardError as error:

@@ -50,11 +50,15 @@ async def publish_spec(
         blob = await asyncio.to_thread(objects().put, content)
         content = b""
     fact = {"spec_hash": spec.spec_hash, "kind": spec.kind, "content": content, "blob": blob}
-    services = sorted(getattr(spec.document, "services", ()))
+    told = SpecCircumstance(
+        name=spec.name,
+        services=sorted(getattr(spec.document, "services", ())),
+        per_episode=getattr(spec.document, "per", "") == "episode",
+    )
     await bus.publish(
         SpecRegistered(
             fact=SpecFact.model_validate(fact),
-            circumstance=SpecCircumstance(name=spec.name, services=services),
+            circumstance=told,
         ),
         spec.spec_hash,
         source=SOURCE,

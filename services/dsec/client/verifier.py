@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TextIO
 from uuid import UUID
 
@@ -26,7 +27,7 @@ from dsec.platform.parent import die_with_parent
 from dsec.platform.settings import configure_logging
 from dsec.platform.specs import blob_content
 from dsec.replay.verify import Verdict, request_of, verify
-from dsec.reward.score import Asks, RewardError, Score, Scorer, load_scorer
+from dsec.reward.score import Asks, RewardError, Score, Scorer, is_per_episode, load_scorer
 from dsec.session.divergence import Divergence
 from dsec.session.log_row import LogRow
 from dsec.session.program import Program, ProgramError, load_program, session_config
@@ -57,10 +58,16 @@ class Verifier:
         except ProgramError as error:
             return verdict_json(session_id, _unloadable(rows, error), end_of(rows))
         scorer = await self._scorer(request.reward_fn_hash)
+        config = session_config(
+            request,
+            program,
+            policy_state=await self._policy(request.policy),
+            reward_per_episode=scorer.per_episode,
+        )
         verdict = verify(
             rows,
             program,
-            session_config(request, program, policy_state=await self._policy(request.policy)),
+            config,
             scorer,
             interposition=interposition_for(program),
             get_blob=self._objects.get if self._objects is not None else None,
@@ -107,7 +114,8 @@ class _Guarded(Scorer):
     ran does not load now, and that is no difference.
     """
 
-    def __init__(self, load: Callable[[], Scorer]) -> None:
+    def __init__(self, load: Callable[[], Scorer], *, per_episode: bool) -> None:
+        self.per_episode = per_episode
         self._scorer: Scorer | None = None
         self._refusal: RewardError | None = None
         try:
@@ -142,7 +150,8 @@ class _Guarded(Scorer):
 def guarded(spec_hash: str, content: bytes) -> Scorer:
     """The scorer of a reward spec, as the scoring process has it; never raises but `RewardError`,
     and that only when it scores."""
-    return _Guarded(lambda: load_scorer(spec_hash, content, interposition_of))
+    load = partial(load_scorer, spec_hash, content, interposition_of)
+    return _Guarded(load, per_episode=is_per_episode(content))
 
 
 def _unloadable(rows: list[LogRow], error: ProgramError) -> Verdict:

@@ -69,6 +69,15 @@ def starting(absent_code: str) -> Iterator[None]:
         raise NotNow(str(error)) from error
 
 
+class Rewarding(NamedTuple):
+    """What a reward function needs of its sessions."""
+
+    wants_prior: bool
+    """The observation before each step goes with it."""
+    per_episode: bool
+    """It scores whole episodes."""
+
+
 class Loaded(NamedTuple):
     """A program, and what keeps its sessions apart."""
 
@@ -96,7 +105,7 @@ class Library:
         self._objects = objects
         self._programs: Bounded[tuple[str, str], Loaded] = Bounded(PROGRAMS_MAX)
         self._policies: Bounded[str, bytes] = Bounded(POLICIES_MAX)
-        self._is_env_reward: Bounded[str, bool] = Bounded(REWARD_SPECS_MAX)
+        self._rewarding: Bounded[str, Rewarding] = Bounded(REWARD_SPECS_MAX)
         self._looking: dict[object, asyncio.Event] = {}
 
     async def _content(self, spec_hash: str, kind: str, tail: Tail) -> bytes:
@@ -161,22 +170,26 @@ class Library:
         finally:
             self._running.clear()
 
-    async def wants_prior(self, spec_hash: str, tail: Tail) -> bool:
-        """Whether a reward function needs the observation before the step."""
-        if spec_hash not in self._is_env_reward:
+    async def rewarding(self, spec_hash: str, tail: Tail) -> Rewarding:
+        """What a reward function needs of its sessions."""
+        if (found := self._rewarding.recall(spec_hash)) is None:
             async with self._one_looks(spec_hash):
-                if spec_hash not in self._is_env_reward:
-                    await self._load_reward(spec_hash, tail)
-        return not self._is_env_reward.recall(spec_hash)
+                if (found := self._rewarding.recall(spec_hash)) is None:
+                    found = await self._load_reward(spec_hash, tail)
+        return found
 
-    async def _load_reward(self, spec_hash: str, tail: Tail) -> None:
+    async def _load_reward(self, spec_hash: str, tail: Tail) -> Rewarding:
         content = await self._content(spec_hash, "reward", tail)
         try:
             document, _ = unseal(content, "reward")
         except SpecError as error:
             raise StartFailed("spec_invalid", f"reward_fn_hash: {error}") from error
         assert isinstance(document, RewardDocument)
-        self._is_env_reward.remember(spec_hash, document.entry == "env")
+        per_episode = document.per == "episode"
+        # What it needs of a whole episode is read from the log.
+        found = Rewarding(document.entry != "env" and not per_episode, per_episode)
+        self._rewarding.remember(spec_hash, found)
+        return found
 
     def result(self, blob: str) -> bytes:
         """The result of a tool that lies in the object store. Blocks.

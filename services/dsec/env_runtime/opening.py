@@ -143,8 +143,14 @@ class Opener:
         loaded = await self._library.program(request, index, tail)
         program = loaded.program
         state = await self._library.policy(request.policy, tail) if request.policy else None
-        wants_prior = await self._library.wants_prior(request.reward_fn_hash, tail)
-        config = session_config(request, program, policy_state=state, wants_prior=wants_prior)
+        rewarding = await self._library.rewarding(request.reward_fn_hash, tail)
+        config = session_config(
+            request,
+            program,
+            policy_state=state,
+            wants_prior=rewarding.wants_prior,
+            reward_per_episode=rewarding.per_episode,
+        )
         return Seat(
             request,
             placed,

@@ -98,6 +98,7 @@ def pack(rows: Sequence[Row], worker: str, lane: str, tick: int) -> SessionStepp
         reset_observations,
         extras,
         _,  # tool calls are an event of their own
+        closes_from,
     ) = zip(*stepped, strict=True)
     var = VarColumn.pack
     columns = StepColumns.model_construct(
@@ -123,6 +124,11 @@ def pack(rows: Sequence[Row], worker: str, lane: str, tick: int) -> SessionStepp
         tick=tick,
         reward_specs=_reward_specs(session_ids, specs),
         deferrable=[raw_id.hex() for raw_id in compress(session_ids, deferrable)],
+        closing={
+            raw_id.hex(): first
+            for raw_id, first in zip(session_ids, closes_from, strict=True)
+            if first is not None
+        },
     )
     return SessionStepped.model_construct(rows=n, row=columns, circumstance=circumstance)
 

@@ -187,6 +187,12 @@ class LogReader:
         found = await self._log_rows(query, session_id, keys.session_time(session_id), key)
         return found[0] if found else None
 
+    async def keyed(self, session_id: UUID, named: Sequence[str]) -> list[LogRow]:
+        """The rows under some natural keys, in the order of the log; those that are there."""
+        query = _ROWS + " and l.key = any($3::text[])" + _ORDER
+        at = keys.session_time(session_id)
+        return await self._log_rows(query, session_id, at, list(named))
+
     async def last_step(self, session_id: UUID) -> int | None:
         """The highest step that is logged."""
         found = await self._fetch(

@@ -22,12 +22,13 @@ from dsec.session import log_row
 from dsec.session.divergence import Divergence
 from dsec.session.interposition import Interposition
 from dsec.session.io import SessionConfig
-from dsec.session.log_row import RecordedGap, Row, fact_map, position
+from dsec.session.log_row import RecordedGap, Row, fact_map, observation_behind, position
 from dsec.session.machine import SessionMachine
 from dsec.session.observations import resolve
 from dsec.session.program import Determinism, Program
 from dsec.session.recorded import Recorded, RecordedInvalid
 from dsec.session.rerun import rerun
+from dsec.session.whole_episode import EpisodeStep, pack_episode
 from dsec_contracts.canonical import CanonicalError, decode, encode
 from dsec_contracts.session import RequestFact
 from dsec_contracts.step import STEP_FIELDS
@@ -210,16 +211,32 @@ class _Rewards:
             RewardError: it has none.
         """
         step = row.step or 0
-        before = self._steps.get(step - 1)
-        prior = first if step == 0 or before is None else before.reset_observation
-        if not prior and before is not None:
-            prior = before.observation
-        observation = self._recorded(prior) if scorer.needs_prior else b""
-        after = self._recorded(row.observation) if scorer.needs_prior else b""
         answers = self._recorded(responses, "what services answered")
-        score = scorer.score(bytes(row.fact), observation, after, answers)
+        if scorer.per_episode:
+            score = scorer.score(self._episode(row, first), b"", b"", answers)
+        elif scorer.needs_prior:
+            score = scorer.score(*self._given(row, first), answers)
+        else:
+            score = scorer.score(bytes(row.fact), b"", b"", answers)
         cause = bytes(row.chain or b"")[:16]
         return score.value, reward_fact(step, 1, score.value, score.components, cause)
+
+    def _given(self, row: Row, first: bytes) -> EpisodeStep:
+        step = row.step or 0
+        before = self._steps.get(step - 1)
+        prior = first if step == 0 or before is None else observation_behind(before)
+        return EpisodeStep(bytes(row.fact), self._recorded(prior), self._recorded(row.observation))
+
+    def _episode(self, row: Row, first: bytes) -> bytes:
+        """The episode that a step closes, packed."""
+        last = row.step or 0
+        following = self._steps.get(last + 1)
+        if following is not None and following.episode == row.episode:
+            raise RewardError("step_malformed", "the episode goes on behind this step")
+        begin = last
+        while (before := self._steps.get(begin - 1)) and before.episode == row.episode:
+            begin -= 1
+        return pack_episode(self._given(self._steps[n], first) for n in range(begin, last + 1))
 
     def _recorded(self, recorded: bytes | None, what: str = "an observation") -> bytes:
         data = bytes(recorded or b"")

@@ -20,6 +20,7 @@ from dsec.platform.telemetry import connect
 from dsec.reward.asking import Outsides
 from dsec.reward.declarations import Declarations, DeclarationSource, declaration_source
 from dsec.reward.effects import Keep, Specs, blob_source
+from dsec.reward.episodes import Episodes
 from dsec.reward.handlers import CONSUMER, Rewarder
 from dsec.reward.isolation import Isolation
 from dsec.reward.recheck import Recheck
@@ -75,7 +76,10 @@ async def score_until_stopped(
             os.environ,
             time.time,
         )
-        beside = Beside(outsides, Keep(objects), _recheck(settings))
+        episodes = None
+        if log_reader is not None:
+            episodes = Episodes(log_reader, blobs, settings.reward_spec_wait_s)
+        beside = Beside(outsides, Keep(objects), _recheck(settings), episodes)
         rewarder = Rewarder(bus, specs, functions, blobs, settings, utc_now, telemetry, beside)
 
         app = ServiceApp(

@@ -172,6 +172,15 @@ class Batch:
         # A lane that knows nothing of it does not say so, and then none does.
         return frozenset(getattr(self.event.circumstance, "deferrable", None) or ())
 
+    @cached_property
+    def closing(self) -> dict[int, int]:
+        """The rows that close an episode which is rewarded as a whole, each with its first step."""
+        told = getattr(self.event.circumstance, "closing", None) or {}
+        firsts = (
+            {n: told.get(session.hex()) for n, session in enumerate(self.sessions)} if told else {}
+        )
+        return {n: first for n, first in firsts.items() if first is not None}
+
     def name(self, n: int) -> tuple[bytes, int, bytes]:
         """Session, step and cause of a row: the same in every message that asks for its reward."""
         cause = self.causes[n * CAUSE_BYTES : (n + 1) * CAUSE_BYTES]

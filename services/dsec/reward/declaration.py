@@ -72,25 +72,24 @@ def declare(
 
     The function is `def f(t: Transition, services)` or `async def`, and returns a number or a
     mapping of named numbers. It must depend on the transition and on what services answer, and
-    keep nothing between calls. The declaration is kept on the function, by the names of the
-    arguments.
+    keep nothing between calls. One that is declared with `per="episode"` gets the list of all
+    transitions of an episode instead, once, when the episode is over, or cut by the session's
+    `max_steps`; its reward is that of the episode's last step. The declaration is kept on the
+    function, by the names of the arguments.
 
     Args:
         weights: what each component counts; exactly these must be returned. Without weights every
             returned component counts 1.0.
-        per: "step".
+        per: "step" or "episode".
         services: names of the outside services that it may ask. Each is declared once for the
             installation (`dsec services declare`).
         nonfinite: whether NaN and infinities are meant; otherwise they are refused.
 
     Raises:
         TypeError, ValueError: says which argument is wrong.
-        NotImplementedError: `per="episode"` is reserved.
     """
-    if per == "episode":
-        raise NotImplementedError('per="episode" is reserved and not implemented yet: per="step"')
-    if per != "step":
-        raise ValueError(f'per must be "step", not {per!r}')
+    if per not in ("step", "episode"):
+        raise ValueError(f'per must be "step" or "episode", not {per!r}')
     checked = check_weights(weights or {})
     named = check_services(services)
 

@@ -32,6 +32,8 @@ class Spec:
     content: bytes
     is_env: bool
     error: RewardError | None = None
+    per_episode: bool = False
+    """It scores whole episodes."""
     services: frozenset[str] = frozenset()
     """The outside services that it may ask. What its function's process says is not asked."""
 
@@ -63,7 +65,12 @@ def _spec(spec_hash: str, content: bytes) -> Spec:
         document, _ = reward_document(content)
     except RewardError as error:
         return Spec(content, is_env=False, error=error)
-    return Spec(content, document.entry == ENV, services=frozenset(document.services))
+    return Spec(
+        content,
+        document.entry == ENV,
+        per_episode=document.per == "episode",
+        services=frozenset(document.services),
+    )
 
 
 class Keep:

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from uuid import UUID
 
-from dsec.platform.bus import BadMessage, Bus, Message, Settler
+from dsec.platform.bus import BadMessage, Bus, Later, Message, Settler
 from dsec.platform.clock import nanoseconds
 from dsec.platform.telemetry import OFF, Span, Telemetry, metrics, parse_traceparent
 from dsec.platform.telemetry.ids import child
 from dsec.platform.telemetry.metrics import Metric
 from dsec.reward.asking import Asking
 from dsec.reward.batch import Batch
-from dsec.reward.effects import Spec, Specs, resolved
+from dsec.reward.effects import Specs, resolved
 from dsec.reward.frames import Failure, Needs, Outcome, Task
 from dsec.reward.publishing import Publisher
 from dsec.reward.settings import RewardSettings
@@ -65,6 +65,7 @@ class Rewarder:
         self._counts: Counter[Metric] = Counter()
         self._publisher = Publisher(bus, settings.reward_replica, now, self._counts)
         self._recheck = beside.recheck if beside is not None else None
+        self._episodes = beside.episodes if beside is not None else None
         self._waiting: Waiting | None = None
         if beside is not None:
             self._waiting = Waiting(self._publisher, self.turns, beside, settings)
@@ -120,6 +121,8 @@ class Rewarder:
             await self._publisher.publish(envelope, batch, outcomes)
         finally:
             self._step_aside(message)
+        if tick.closing:
+            await self._close_episodes(tick, message.sequence)
         if self._waiting is not None and tick.rows():
             await self._waiting.settle(tick)
         self._counts[metrics.TICKS_REWARDED] += 1
@@ -169,7 +172,7 @@ class Rewarder:
             for spec_hash in dict.fromkeys(batch.specs)
             if spec_hash
         }
-        tick = Tick(envelope, batch, _contents(specs), {}, {})
+        tick = Tick(envelope, batch, specs, {}, {}, {})
         outcomes: list[Outcome | None] = list(batch.env_outcomes())
         if "" not in batch.specs and all(spec.is_env for spec in specs.values()):
             return tick, outcomes
@@ -180,6 +183,10 @@ class Rewarder:
                 outcomes[n] = Failure("reward_load_failed", "the step names no reward spec")
             elif spec.error is not None:
                 outcomes[n] = Failure(spec.error.code, spec.error.message)
+            elif spec.per_episode:
+                outcomes[n] = None  # a step within an episode has no reward, and will have none
+                if n in batch.closing:
+                    tick.closing[n] = batch.closing[n]
             elif (failure := self._known_failure(spec_hash)) is not None:
                 outcomes[n] = failure
             elif not spec.is_env:
@@ -189,20 +196,46 @@ class Rewarder:
                 step_aside()
                 tasks = await self._tasks(batch, functions)
                 found = await self.turns.score(tasks, tick.contents)
-            scored = list(map(Scored, functions, tasks, found))
-            for one in scored:
-                outcomes[one.row] = one.outcome
-            self._leave_open(tick, scored, specs, position)
-            for n in tick.rows():
-                outcomes[n] = None
+            self._take(tick, outcomes, list(map(Scored, functions, tasks, found)), position)
         return tick, outcomes
+
+    async def _close_episodes(self, tick: Tick, position: int) -> None:
+        """Score the episodes that rows close, once the log has them."""
+        if self._episodes is None:
+            raise Later(self._settings.reward_retry_s_max, "there is no log to read episodes from")
+        outcomes: list[Outcome | None] = [None] * tick.batch.event.rows
+        for n in tick.closing:
+            outcomes[n] = self._known_failure(tick.batch.specs[n])
+        rows = [n for n in tick.closing if outcomes[n] is None]
+        read = partial(self._episodes.task, tick.batch, position=position)
+        tasks: dict[int, Task] = {}
+        found = await asyncio.gather(*[read(n, tick.closing[n]) for n in rows])
+        for n, one in zip(rows, found, strict=True):
+            if isinstance(one, Failure):
+                outcomes[n] = one
+            else:
+                tasks[n] = one
+        if tasks:
+            async with self._functions:
+                bodies = await self.turns.score(list(tasks.values()), tick.contents)
+            scored = list(map(Scored, tasks, tasks.values(), bodies))
+            self._take(tick, outcomes, scored, position)
+        await self._publisher.publish(tick.envelope, tick.batch, outcomes, later=tick.closing)
+
+    def _take(
+        self, tick: Tick, outcomes: list[Outcome | None], scored: Sequence[Scored], position: int
+    ) -> None:
+        """Note outcomes, but for those of the rows that are left open."""
+        for one in scored:
+            outcomes[one.row] = one.outcome
+        self._leave_open(tick, scored, position)
+        for n in tick.rows():
+            outcomes[n] = None
 
     def _known_failure(self, spec_hash: str) -> Failure | None:
         return None if self._recheck is None else self._recheck.failure(spec_hash)
 
-    def _leave_open(
-        self, tick: Tick, scored: Sequence[Scored], specs: Mapping[str, Spec], position: int
-    ) -> None:
+    def _leave_open(self, tick: Tick, scored: Sequence[Scored], position: int) -> None:
         """Sort out the rows that have to wait."""
         by_spec: dict[str, list[Scored]] = {}
         for one in scored:
@@ -211,7 +244,7 @@ class Rewarder:
                     raise RuntimeError("a reward function asks services, and there are none here")
                 session, step = tick.batch.sessions[one.row], tick.batch.steps[one.row]
                 key = f"{UUID(bytes=session)}.{step}"
-                may = specs[one.task.spec].services
+                may = tick.specs[one.task.spec].services
                 tick.asking[one.row] = Asking(one.task, one.outcome, key, position, False, may)
             elif type(one.outcome) is bytes:
                 by_spec.setdefault(one.task.spec, []).append(one)
@@ -246,7 +279,3 @@ def _read(message: Message) -> tuple[Envelope, Batch]:
     except ValueError as error:
         raise BadMessage(f"circumstance.lane: {error}") from error
     return message.envelope(), Batch(event)
-
-
-def _contents(specs: Mapping[str, Spec]) -> dict[str, bytes]:
-    return {spec_hash: spec.content for spec_hash, spec in specs.items()}

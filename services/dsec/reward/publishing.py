@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from dsec.platform.bus import Bus
@@ -37,6 +37,7 @@ class Publisher:
         batch: Batch,
         outcomes: Sequence[Outcome | None],
         responses: Mapping[int, bytes] | None = None,
+        later: Iterable[int] = (),
     ) -> None:
         """Rewards and notices of the rows that have an outcome.
 
@@ -44,7 +45,9 @@ class Publisher:
             envelope: of the tick.
             responses: what services answered, by row, also to those that got no reward. Those rows
                 come after the others of their tick, in messages that are named by them.
+            later: further rows that do.
         """
+        rows = [*(responses or ()), *later]
         # Notices first: should we die between the two, the repeated message has the same rows.
         for notice in batch.missing(outcomes, responses):
             log.warning(
@@ -53,7 +56,7 @@ class Publisher:
             self._counts[metrics.REWARDS_MISSING] += 1
             await self._notify(envelope, batch, notice, "missing")
         limit = self._bus.max_payload_bytes
-        name = f"reward.{envelope.id}" + (_of_rows(responses) if responses else "")
+        name = f"reward.{envelope.id}" + (_of_rows(rows) if rows else "")
         begin = 0
         for scored in batch.scored(outcomes, self._replica, limit, responses):
             end = begin + scored.rows
@@ -64,7 +67,7 @@ class Publisher:
                 time=self._now(),
                 # What services answered decides where it is cut: made again after a crash, a
                 # message that has other rows must not be taken for a repetition.
-                event_id=name + (f".{begin}-{end}" if begin or responses else ""),
+                event_id=name + (f".{begin}-{end}" if begin or rows else ""),
                 traceparent=envelope.traceparent,
             )
             self._counts[metrics.REWARDS] += scored.rows
@@ -92,6 +95,6 @@ class Publisher:
         )
 
 
-def _of_rows(rows: Mapping[int, bytes]) -> str:
+def _of_rows(rows: Iterable[int]) -> str:
     told = ",".join(map(str, sorted(rows))).encode()
     return f".rows.{hashlib.sha256(told).hexdigest()[:16]}"

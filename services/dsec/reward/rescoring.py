@@ -21,6 +21,7 @@ from dsec.reward.asking import Answered, Asking, Name
 from dsec.reward.batch import Batch
 from dsec.reward.components import RewardError
 from dsec.reward.effects import Lost, Spec, Specs, resolved
+from dsec.reward.episodes import episode_task
 from dsec.reward.frames import Failure, Needs, Outcome, Task
 from dsec.reward.reexecution import Known, read_recorded
 from dsec.reward.services import Response
@@ -28,7 +29,8 @@ from dsec.reward.settings import RewardSettings
 from dsec.reward.turns import Turns
 from dsec.reward.waiting import Beside
 from dsec.session import log_row
-from dsec.session.log_row import LogRow
+from dsec.session.log_row import LogRow, ended_fact, observation_behind
+from dsec.session.whole_episode import EpisodeStep
 from dsec_contracts import (
     Envelope,
     RewardRescored,
@@ -47,6 +49,7 @@ CONSUMER = "rescore"
 SOURCE = "dsec/reward"
 LANE = "rescore"
 """Where a lane's name stands in a reward's subject: no worker listens there."""
+COMPLETED = "completed"
 ROWS_A_TURN_MAX = 64
 """Rows that are scored at a time: live ticks have their turn between."""
 
@@ -57,6 +60,8 @@ class Recorded(NamedTuple):
     requested: bool
     ended: bool
     first_observation: bytes
+    completed: bool
+    """It came to its end: what `max_steps` cut is an episode, too."""
     steps: list[LogRow]
     answers: dict[int, bytes]
     """By step: what services answered for its first reward, or before it was missing, as it is
@@ -78,13 +83,30 @@ class Recorded(NamedTuple):
             log_row.REQUESTED in kinds,
             log_row.ENDED in kinds,
             bytes(started.observation or b"") if started is not None else b"",
+            any(row.kind == log_row.ENDED and ended_fact(row).status == COMPLETED for row in rows),
             [row for _, row in sorted(steps.items(), key=lambda entry: entry[0] or 0)],
             answers,
         )
 
-    def batch(self, reward_fn_hash: str, revision: int, start: int, stop: int) -> Batch:
+    def episodes(self) -> dict[int, int]:
+        """By the index of the step that closes it, the index of each episode's first step."""
+        found, first = dict[int, int](), 0
+        for n, row in enumerate(self.steps):
+            is_cut = self.completed and n == len(self.steps) - 1
+            if row.terminated or row.truncated or is_cut:
+                found[n], first = first, n + 1
+        return found
+
+    def episode(self, first: int, last: int) -> list[EpisodeStep]:
+        """The steps of an episode, by their indices."""
+        return [
+            EpisodeStep(bytes(row.fact), self._prior(n), bytes(row.observation or b""))
+            for n, row in enumerate(self.steps[first : last + 1], first)
+        ]
+
+    def batch(self, reward_fn_hash: str, revision: int, which: Sequence[int]) -> Batch:
         """Some of the steps as their tick brought them, as far as a reward depends on it."""
-        rows = self.steps[start:stop]
+        rows = [self.steps[n] for n in which]
         none = VarColumn.pack([b""] * len(rows))
         row = StepColumns.model_construct(
             session_id=b"".join([one.session_id.bytes for one in rows]),
@@ -101,7 +123,7 @@ class Recorded(NamedTuple):
             chain=b"".join([bytes(one.chain or b"") for one in rows]),
             fact=VarColumn.pack([bytes(one.fact) for one in rows]),
             observation=VarColumn.pack([bytes(one.observation or b"") for one in rows]),
-            prior=VarColumn.pack([self._prior(n) for n in range(start, start + len(rows))]),
+            prior=VarColumn.pack([self._prior(n) for n in which]),
         )
         told = StepCircumstance(lane=LANE, reward_specs={"": reward_fn_hash})
         event = SessionStepped.model_construct(rows=len(rows), row=row, circumstance=told)
@@ -110,8 +132,7 @@ class Recorded(NamedTuple):
     def _prior(self, n: int) -> bytes:
         if n == 0:
             return self.first_observation
-        before = self.steps[n - 1]
-        return bytes(before.reset_observation or before.observation or b"")
+        return observation_behind(self.steps[n - 1])
 
 
 def _doubles(values: Sequence[float]) -> bytes:
@@ -189,9 +210,17 @@ class Rescorer:
     ) -> None:
         """Score and publish portion by portion, then say what came of it."""
         scored, unscored, total, message = 0, list[Unscored](), 0, ""
-        for part, (start, stop) in enumerate(_portions(len(session.steps))):
-            batch = session.batch(done.reward_fn_hash, done.revision, start, stop)
-            answers = await self._outcomes(session, batch, spec, envelope)
+        episodes = session.episodes() if spec.per_episode else None
+        for part, which in enumerate(_portions(session, episodes)):
+            batch = session.batch(done.reward_fn_hash, done.revision, which)
+            tasks: list[Task | Failure] = []
+            if episodes is not None:
+                closed = [session.episode(episodes[n], n) for n in which]
+                of = partial(episode_task, done.reward_fn_hash, blobs=self._blobs)
+                tasks = [await asyncio.to_thread(of, steps) for steps in closed]
+            elif not spec.is_env:
+                tasks = [*await asyncio.to_thread(self._tasks, batch)]
+            answers = await self._outcomes(session, batch, tasks, spec, envelope)
             for n, one in enumerate(answers):
                 if isinstance(one.outcome, Failure):
                     total += 1
@@ -202,18 +231,24 @@ class Rescorer:
         await self._say(envelope, done.model_copy(update=found), message=message)
 
     async def _outcomes(
-        self, session: Recorded, batch: Batch, spec: Spec, envelope: Envelope
+        self,
+        session: Recorded,
+        batch: Batch,
+        tasks: Sequence[Task | Failure],
+        spec: Spec,
+        envelope: Envelope,
     ) -> list[Answered]:
         if spec.is_env:
             return [Answered(one, b"") for one in batch.env_outcomes()]
         contents = {batch.specs[0]: spec.content}
-        tasks = await asyncio.to_thread(self._tasks, batch)
-        outcomes = await self._turns.score(tasks, contents)
+        whole = [one for one in tasks if isinstance(one, Task)]
+        scored = iter(await self._turns.score(whole, contents))
+        outcomes = [next(scored) if isinstance(one, Task) else one for one in tasks]
         asking = dict[int, Asking]()
-        for n, one in enumerate(outcomes):
-            if isinstance(one, Needs):
+        for n, (task, one) in enumerate(zip(tasks, outcomes, strict=True)):
+            if isinstance(one, Needs) and isinstance(task, Task):
                 try:
-                    asking[n] = await self._asking(session, batch, tasks[n], one, spec, n, envelope)
+                    asking[n] = await self._asking(session, batch, task, one, spec, n, envelope)
                 except RewardError as error:
                     # To ask anew what was answered would be another reward's truth.
                     outcomes[n] = Failure(error.code, error.message)
@@ -293,9 +328,14 @@ class Rescorer:
         )
 
 
-def _portions(rows: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, rows, ROWS_A_TURN_MAX):
-        yield start, min(rows, start + ROWS_A_TURN_MAX)
+def _portions(session: Recorded, episodes: Mapping[int, int] | None) -> Iterator[Sequence[int]]:
+    """The indices of the steps that are rewarded, some at a time."""
+    if episodes is not None:
+        yield from ([n] for n in episodes)
+        return
+    rows = range(len(session.steps))
+    for start in range(0, len(rows), ROWS_A_TURN_MAX):
+        yield rows[start : start + ROWS_A_TURN_MAX]
 
 
 def _by_request(recorded: Sequence[Known]) -> Mapping[Name, Sequence[Response]]:

@@ -24,16 +24,19 @@ from dsec.session.code_errors import CodeError, telling
 from dsec.session.documents import RewardDocument, SpecError, unseal
 from dsec.session.interposition import Interposition, PlainInterposition
 from dsec.session.raised import is_ours, told
+from dsec.session.whole_episode import unpack_episode
 from dsec_contracts.canonical import CanonicalError
 from dsec_contracts.step import STEP_FIELDS
 
 __all__ = [
     "Asks",
     "EnvScorer",
+    "EpisodeScorer",
     "FunctionScorer",
     "RewardError",
     "Score",
     "Scorer",
+    "is_per_episode",
     "load_scorer",
     "reward_document",
     "reward_fact",
@@ -43,9 +46,10 @@ MESSAGE_CHARS_MAX: Final = 4000
 
 
 class Scorer:
-    """Scores the steps of one reward spec. `needs_prior`: it reads the observation before."""
+    """Scores the steps of one reward spec, or its episodes. `needs_prior`: reads observations."""
 
     needs_prior: bool
+    per_episode = False
 
     def score(
         self,
@@ -93,7 +97,7 @@ class EnvScorer(Scorer):
 
 
 class FunctionScorer(Scorer):
-    """A user's function."""
+    """A user's function of one step."""
 
     needs_prior = True
 
@@ -120,14 +124,14 @@ class FunctionScorer(Scorer):
     ) -> Score:
         """See `Scorer`."""
         try:
-            transition = transition_of(step_fact, observation, next_observation)
+            given, step = self._given(step_fact, observation, next_observation)
         except CanonicalError as error:
             raise RewardError("step_malformed", str(error)) from error
-        chance = _chance_of(step_fact, transition.step)
+        chance = _chance_of(step_fact, step)
         known = read_recorded(responses)
         self._interposition.enter(chance)
         try:
-            result = self.function(transition, self._services)
+            result = self.function(given, self._services)
             if inspect.iscoroutine(result):
                 result = run(result, known)
             # Within: a number of the user's own making runs code when it is converted.
@@ -142,6 +146,13 @@ class FunctionScorer(Scorer):
             self._interposition.exit(chance)
         return self._components.weighted(scores)
 
+    def _given(
+        self, step_fact: bytes, observation: bytes | None, next_observation: bytes | None
+    ) -> tuple[Any, int]:
+        """What the function is called with, and the step that is rewarded."""
+        transition = transition_of(step_fact, observation, next_observation)
+        return transition, transition.step
+
     @property
     def namespace(self) -> str:
         """What the names of the function's shipped modules begin with."""
@@ -150,6 +161,19 @@ class FunctionScorer(Scorer):
     def unload(self) -> None:
         """See `Scorer`."""
         self._code.unload()
+
+
+class EpisodeScorer(FunctionScorer):
+    """A user's function of a whole episode: in place of a step's fact it is scored by what
+    `pack_episode` gives, and no observations beside it."""
+
+    per_episode = True
+
+    def _given(
+        self, step_fact: bytes, observation: bytes | None, next_observation: bytes | None
+    ) -> tuple[Any, int]:
+        transitions = [transition_of(*step) for step in unpack_episode(step_fact)]
+        return transitions, transitions[-1].step
 
 
 def load_scorer(
@@ -186,7 +210,8 @@ def load_scorer(
     except (TypeError, ValueError) as error:
         raise RewardError("reward_load_failed", str(error)) from error
     components = Components(weights, nonfinite=document.nonfinite or nonfinite)
-    return FunctionScorer(function, components, Services(names), code, interpose(code))
+    kind = EpisodeScorer if document.per == "episode" else FunctionScorer
+    return kind(function, components, Services(names), code, interpose(code))
 
 
 def reward_document(content: bytes) -> tuple[RewardDocument, dict[str, bytes]]:
@@ -201,6 +226,16 @@ def reward_document(content: bytes) -> tuple[RewardDocument, dict[str, bytes]]:
         raise RewardError("reward_load_failed", str(error)[-MESSAGE_CHARS_MAX:]) from error
     assert isinstance(document, RewardDocument)
     return document, files
+
+
+def is_per_episode(content: bytes) -> bool:
+    """Whether a spec's function scores whole episodes. Runs no user code; what cannot be read does
+    not."""
+    try:
+        document, _ = reward_document(content)
+    except RewardError:
+        return False
+    return document.per == "episode"
 
 
 def _chance_of(step_fact: bytes, step: int) -> Chance:

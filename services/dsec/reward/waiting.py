@@ -14,7 +14,8 @@ from typing import NamedTuple
 from dsec.platform.bus import Later
 from dsec.reward.asking import Answered, Asking, Outsides
 from dsec.reward.batch import Batch
-from dsec.reward.effects import Keep
+from dsec.reward.effects import Keep, Spec
+from dsec.reward.episodes import Episodes
 from dsec.reward.frames import Outcome, Task
 from dsec.reward.publishing import Publisher
 from dsec.reward.recheck import Recheck
@@ -34,6 +35,8 @@ class Beside(NamedTuple):
     outsides: Outsides
     keep: Keep
     recheck: Recheck
+    episodes: Episodes | None = None
+    """None: there is no log to read them from."""
 
 
 class Scored(NamedTuple):
@@ -51,9 +54,17 @@ class Tick:
 
     envelope: Envelope
     batch: Batch
-    contents: Mapping[str, bytes]
+    specs: Mapping[str, Spec]
+    """By hash, of all its rows."""
     asking: dict[int, Asking]
     checking: dict[str, list[Scored]]
+    closing: dict[int, int]
+    """Rows that close an episode which is rewarded as a whole, each with its first step."""
+
+    @property
+    def contents(self) -> dict[str, bytes]:
+        """The bytes of its specs, by hash."""
+        return {spec_hash: spec.content for spec_hash, spec in self.specs.items()}
 
     def rows(self) -> list[int]:
         """All that is open."""
@@ -68,7 +79,7 @@ class Waiting:
     ) -> None:
         self._publisher = publisher
         self._turns = turns
-        self._outsides, self._keep, self._recheck = beside
+        self._outsides, self._keep, self._recheck, _ = beside
         self._settings = settings
         self._at_work: set[tuple[bytes, int, bytes]] = set()
         self._ticks = 0

@@ -75,6 +75,8 @@ class Learner:
     """The level of the episode that is being read."""
     read_return: float | None = 0.0
     """The sum of its rewards so far; None: one is missing."""
+    per_episode: bool = False
+    """It has one reward an episode, at its last step."""
     reads: int = 0
     """How often it was looked for the rest, since the session is over."""
 
@@ -123,10 +125,12 @@ class Curricula:
 
     # -- Fold --------------------------------------------------------------------------------------
 
-    def add(self, session_id: UUID, agent_spec: str, level: int | None) -> None:
+    def add(
+        self, session_id: UUID, agent_spec: str, level: int | None, *, per_episode: bool = False
+    ) -> None:
         """A session became known."""
         if level is not None:
-            learner = Learner(agent_spec, level, level, read_level=level)
+            learner = Learner(agent_spec, level, level, read_level=level, per_episode=per_episode)
             self.learners[session_id] = learner
 
     def moved(self, session_id: UUID) -> None:
@@ -199,7 +203,8 @@ class Curricula:
             learner = self.over.get(portion.session_id) or self.learners.get(portion.session_id)
             if learner is None or portion.last_step + 1 != learner.read_steps + portion.steps:
                 continue  # a step is not there yet, or one before was not taken
-            if portion.rewarded + portion.missing < portion.steps:
+            due = portion.finished if learner.per_episode else portion.steps
+            if portion.rewarded + portion.missing < due:
                 continue  # a reward is still to come
             learner.read_steps = portion.last_step + 1
             if portion.missing:

@@ -51,9 +51,7 @@ def evolve(state: SchedulerState, event: Event, sequence: int) -> None:
     holds changes nothing."""
     match event:
         case SpecRegistered(fact=spec):
-            state.specs.setdefault(spec.spec_hash, spec.kind)
-            if services := event.circumstance.services:
-                state.asked.setdefault(spec.spec_hash, tuple(sorted(services)))
+            state.registered(spec.spec_hash, spec.kind, event.circumstance)
         case ServiceDeclared(fact=service):
             state.declared(service.name, service.version, service.qps_budget)
         case PolicyPublished(fact=policy):

@@ -37,7 +37,7 @@ from dsec_contracts.session import (
     SessionReleased,
     SessionRequested,
 )
-from dsec_contracts.spec import PolicyPublished, SpecRegistered
+from dsec_contracts.spec import PolicyPublished, SpecCircumstance, SpecRegistered
 from dsec_contracts.worker import WorkerFenced
 
 CONNECTIONS_MAX = 4
@@ -145,10 +145,16 @@ class History:
         types = [kind.event_type() for kind in kinds]
         return bool(await self._rows(queries.PARKED, {"types": types}))
 
-    async def specs(self) -> dict[str, tuple[str, tuple[str, ...]]]:
-        """Spec hash to kind and the outside services that it asks."""
+    async def specs(self) -> dict[str, tuple[str, SpecCircumstance]]:
+        """Spec hash to kind and what is told beside it."""
         found = await self._rows(queries.SPECS, {})
-        return {row[0]: (row[1], tuple(sorted(row[2] or ()))) for row in found}
+        return {
+            spec_hash: (
+                kind,
+                SpecCircumstance(services=services or [], per_episode=bool(per_episode)),
+            )
+            for spec_hash, kind, services, per_episode in found
+        }
 
     async def services(self) -> list[ServiceFact]:
         """Every declaration of a service."""

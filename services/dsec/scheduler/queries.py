@@ -9,7 +9,8 @@ FLOOR = text(
     " order by epoch desc limit 1"
 )
 SPECS = text(
-    "select fact_json->>'spec_hash', fact_json->>'kind', circumstance->'services' from event_log "
+    "select fact_json->>'spec_hash', fact_json->>'kind', circumstance->'services', "
+    "circumstance->'per_episode' from event_log "
     "where kind = 'spec.registered' and step is null"
 )
 SERVICES = text("select fact from event_log where kind = 'service.declared' and step is null")

@@ -123,10 +123,8 @@ async def recover(bus: Bus, history: History, state: SchedulerState, traces: Tra
             floor = await _start_floor(bus, row)
             if row is None:
                 return Recovered(floor, None)
-    for spec_hash, (kind, services) in (await history.specs()).items():
-        state.specs[spec_hash] = kind
-        if services:
-            state.asked[spec_hash] = services
+    for spec_hash, (kind, told) in (await history.specs()).items():
+        state.registered(spec_hash, kind, told)
     for service in await history.services():
         state.declared(service.name, service.version, service.qps_budget)
     state.policies.update(await history.policies())

@@ -22,6 +22,7 @@ from uuid import UUID
 from dsec.platform.bounded import Bounded
 from dsec.scheduler.curriculum import Curricula, Rules
 from dsec_contracts.session import RequestFact
+from dsec_contracts.spec import SpecCircumstance
 from dsec_contracts.worker import Culprit, DeathReason
 
 CLOSED_SESSIONS_MAX = 100_000
@@ -144,6 +145,8 @@ class SchedulerState:
         self.policies: set[str] = set()
         self.asked: dict[str, tuple[str, ...]] = {}
         """Reward specs whose functions ask outside services, and which."""
+        self.per_episode: set[str] = set()
+        """Reward specs whose functions score whole episodes."""
         self.budgets: dict[str, tuple[int, float]] = {}
         """Of declared services: the version of the declaration and requests a second."""
         self.callers: Counter[str] = Counter()
@@ -170,6 +173,14 @@ class SchedulerState:
         under None those that must be alone."""
         self._deadlines: list[tuple[datetime, UUID]] = []
 
+    def registered(self, spec_hash: str, kind: str, told: SpecCircumstance) -> None:
+        """A spec became known. What a hash names never changes."""
+        self.specs.setdefault(spec_hash, kind)
+        if told.services:
+            self.asked.setdefault(spec_hash, tuple(sorted(told.services)))
+        if told.per_episode:
+            self.per_episode.add(spec_hash)
+
     def declared(self, service: str, version: int, qps_budget: float) -> None:
         """A service has a budget. The highest version counts."""
         known, _ = self.budgets.get(service, (0, 0.0))
@@ -182,7 +193,12 @@ class SchedulerState:
         """A session became known; it waits."""
         self.sessions[session.session_id] = session
         request = session.request
-        self.curricula.add(session.session_id, request.agent_spec, request.curriculum_level)
+        self.curricula.add(
+            session.session_id,
+            request.agent_spec,
+            request.curriculum_level,
+            per_episode=request.reward_fn_hash in self.per_episode,
+        )
         self.watch(session)
         self.queued += 1
         self.push(session)

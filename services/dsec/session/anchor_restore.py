@@ -14,7 +14,7 @@ import lz4.frame
 
 from dsec.session.adapters.gymnasium import GymnasiumAdapter
 from dsec.session.anchors import FOLD_VERSION, Anchoring, aside, last_state_hash, restorer
-from dsec.session.io import Stepped
+from dsec.session.io import AWAITS_RESULTS, Stepped
 from dsec.session.late import Late, turn_of_plain
 from dsec.session.machine import SessionMachine
 from dsec.session.raised import is_ours, told_in_a_line
@@ -95,11 +95,17 @@ def _take_position(machine: SessionMachine, told: dict[str, Any]) -> None:
     machine._prior = told["prior"]
     last = Stepped(*told["last"])
     machine.awaiting = last.step
+    if machine.config.reward_per_episode:
+        machine._episode_first = told["episode_first"]
+        if last.closes_from is None:
+            machine.awaiting = None
     if told["called"] is not None:
         called = turn_of_plain(told["called"])
         last = last._replace(called=called)
         assert machine._turns is not None
         machine._turns.expect(called)
+        if machine.awaiting is None and machine._turns.answers is not None:
+            machine.awaiting = AWAITS_RESULTS
     machine.last = last
 
 

@@ -286,6 +286,8 @@ def _position_of(machine: SessionMachine) -> dict[str, Any]:
     anchoring = machine._anchors
     delayed_at = None if anchoring is None else anchoring.delayed_at
     position = {} if delayed_at is None else {"delayed_at": delayed_at}
+    if machine.config.reward_per_episode:
+        position["episode_first"] = machine._episode_first
     return position | {
         "step": machine._step,
         "episode": machine._episode,

@@ -191,12 +191,18 @@ class RewardDocument(Document):
     entry: str = "env"
     code: list[str] = Field(default_factory=lambda: ["*.py"])
     weights: dict[str, float] = Field(default_factory=dict)
-    per: str = "step"
+    per: Literal["step", "episode"] = "step"
     services: Annotated[list[str], Field(max_length=32)] = Field(default_factory=list)
     """The outside services that the function may ask. Registering a function copies them from its
     decorator; the reward service asks no other."""
     nonfinite: bool = False
     """Whether NaN and infinities are meant."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.entry == "env" and self.per == "episode":
+            raise ValueError("per: episode needs a function: an environment rewards each step")
+        return self
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, serialize: Any) -> dict[str, Any]:
@@ -206,15 +212,6 @@ class RewardDocument(Document):
             if not told[name]:
                 del told[name]
         return told
-
-    @field_validator("per")
-    @classmethod
-    def _per(cls, value: str) -> str:
-        if value == "episode":
-            raise _not_yet("per: episode", "use per: step")
-        if value != "step":
-            raise ValueError("per must be `step`")
-        return value
 
 
 class SessionDocument(Document):

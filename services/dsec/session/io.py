@@ -201,6 +201,8 @@ class Stepped(NamedTuple):
     extras: bytes
     called: Called | None = None
     """The tools that were called together with the action."""
+    closes_from: int | None = None
+    """The first step of the episode that it closes, where that is rewarded as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,5 +231,7 @@ class SessionConfig:
     wants_prior: bool = True
     lag_steps: int | None = None
     reward_lag_steps_max: int = REWARD_LAG_STEPS_MAX
+    reward_per_episode: bool = False
+    """One reward an episode, at its last step, instead of one a step."""
     curriculum_level: int | None = None
     """Of the first episode. None: the session has no curriculum."""

@@ -7,6 +7,7 @@ It is also what checks an agent, an environment and a reward function before the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
+from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -27,6 +28,7 @@ from dsec.session.log_row import LogRow
 from dsec.session.machine import SessionMachine
 from dsec.session.memory_log import Failed, MemoryLog
 from dsec.session.program import Program, load_program
+from dsec.session.whole_episode import EpisodeStep, pack_episode
 from dsec_contracts import (
     keys,
 )
@@ -116,6 +118,7 @@ def run_in_memory(
     if isinstance(output, Started):
         log.started(output)
         prior = output.observation
+        rewards = Rewards(log, scorer, per_episode=config.reward_per_episode)
         while machine.ended is None and (steps_max is None or machine.steps < steps_max):
             stepped = machine.step()
             turn = stepped if isinstance(stepped, Called) else None
@@ -124,7 +127,8 @@ def run_in_memory(
                 while anchors and blobs is not None:
                     anchor = anchors.pop()
                     blobs[log.anchored(anchor)] = anchor.blob
-                machine.deliver(scored_or_missing(log, scorer, stepped, prior))
+                if (reward := rewards.of(stepped, prior)) is not None:
+                    machine.deliver(reward())
                 prior = stepped.reset_observation or stepped.observation
                 turn = stepped.called
             if turn is not None:
@@ -137,11 +141,34 @@ def run_in_memory(
     return log.rows
 
 
-def scored_or_missing(log: MemoryLog, scorer: ScorerLike, stepped: Stepped, prior: bytes) -> Input:
+class Rewards:
+    """Which steps of one session are rewarded, and how."""
+
+    def __init__(self, log: MemoryLog, scorer: ScorerLike, *, per_episode: bool) -> None:
+        self._log = log
+        self._scorer = scorer
+        self._per_episode = per_episode
+        self._episode: list[EpisodeStep] = []
+
+    def of(self, stepped: Stepped, prior: bytes) -> Callable[[], Input] | None:
+        """What gives a step its reward, or that of its episode; None: it gets none."""
+        given = EpisodeStep(stepped.fact, prior, stepped.observation)
+        if self._per_episode:
+            self._episode.append(given)
+            if stepped.closes_from is None:
+                return None
+            given = EpisodeStep(pack_episode(self._episode), b"", b"")
+            self._episode = []
+        return partial(_scored_or_missing, self._log, self._scorer, stepped, given)
+
+
+def _scored_or_missing(
+    log: MemoryLog, scorer: ScorerLike, stepped: Stepped, given: EpisodeStep
+) -> Input:
     """Score a step, log the reward or that there is none, and give it as the session's input."""
     step, cause = stepped.step, stepped.chain[:CAUSE_BYTES]
     try:
-        score = scorer.score(stepped.fact, prior, stepped.observation)
+        score = scorer.score(*given)
         fact = scored_fact(step, score, cause)
     except Exception as error:  # noqa: BLE001 - the reward function is user code
         code, fatal = getattr(error, "code", "reward_raised"), getattr(error, "fatal", False)

@@ -183,3 +183,9 @@ def circumstance_map(row: Row) -> dict[str, Any]:
     if isinstance(given, (str, bytes)):
         given = json.loads(given)
     return given if isinstance(given, dict) else {}
+
+
+def observation_behind(row: Row) -> bytes:
+    """The recorded observation that the step after a row begins with: that of the reset, where a
+    new episode follows. Empty where none is recorded."""
+    return bytes(row.reset_observation or row.observation or b"")

@@ -85,6 +85,7 @@ class SessionMachine:
         "_env",
         "_episode",
         "_episode_begun",
+        "_episode_first",
         "_final",
         "_given",
         "_hooks",
@@ -94,6 +95,7 @@ class SessionMachine:
         "_late",
         "_observation",
         "_pending_stop",
+        "_per_episode",
         "_prior",
         "_program",
         "_step",
@@ -138,6 +140,9 @@ class SessionMachine:
         self._info: dict[str, Any] = {}
         self._final: Any = None
         self._pending_stop: Stop | None = None
+        self._per_episode = config.reward_per_episode
+        self._episode_first = 0
+        """The first step of the episode at hand; kept where that is rewarded as a whole."""
         self._inputs: list[bytes] = []
         self._caused_by = ""
         self._encode_observation = ObservationEncoder().encode
@@ -214,6 +219,8 @@ class SessionMachine:
         """
         if self.ended is not None or self.awaiting is not None or self.chain is None:
             raise RuntimeError("step() while the session waits, before start() or after its end")
+        if self._pending_stop is not None:  # of a step that no reward was awaited for
+            return cast(Ended, self._end_if_done())
         # Before the session's time goes on: it is told at the same moment whenever it came.
         if self._late is not None and (ended := self._tell_due(self._late)) is not None:
             return ended
@@ -361,6 +368,9 @@ class SessionMachine:
         """
         if late.lag_steps is not None and type(taken) is Stepped:
             self._caused_by = keys.step(taken.step)
+            if self._per_episode and taken.closes_from is None:
+                self._await(late)
+                return
             try:
                 self._owe_reward(late)
             except Stop as stop:
@@ -506,6 +516,8 @@ class SessionMachine:
             self._act(rest)
             made = turns.beside(step, turn, calls, cast(bytes, self.chain))
             self._owe_results(turns, made)
+            if self.awaiting is None and turns.answers is not None:
+                self.awaiting = AWAITS_RESULTS
             self.last = cast(Stepped, self.last)._replace(called=made)
             return self.last
         chain = cast(bytes, self.chain)
@@ -618,7 +630,17 @@ class SessionMachine:
             reset_observation,
             extras,
         )
+        if self._per_episode:
+            self._await_episode(self.last)
         return self.last
+
+    def _await_episode(self, taken: Stepped) -> None:
+        """Of an episode that is rewarded as a whole only the last step has a reward to wait for."""
+        if taken.terminated or taken.truncated or self._done:
+            self.last = taken._replace(closes_from=self._episode_first)
+            self._episode_first = taken.step + 1
+        else:
+            self.awaiting, self._caused_by = None, keys.step(taken.step)
 
     def _next_episode(self, room_bytes: int) -> tuple[bytes, bytes]:
         """Begin the next episode: the fact of its reset and the observation.

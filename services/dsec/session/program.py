@@ -110,6 +110,7 @@ def session_config(
     *,
     policy_state: Any = None,
     wants_prior: bool = False,
+    reward_per_episode: bool = False,
 ) -> SessionConfig:
     """What a machine must know to run a request. `wants_prior` changes no output that is hashed."""
     return SessionConfig(
@@ -120,6 +121,7 @@ def session_config(
         policy_version=request.policy or "",
         policy_state=policy_state,
         wants_prior=wants_prior,
+        reward_per_episode=reward_per_episode,
         lag_steps=request.lag_steps,
         reward_lag_steps_max=request.reward_lag_steps_max or REWARD_LAG_STEPS_MAX,
         curriculum_level=request.curriculum_level,

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from dsec.session.anchor_record import Frozen, frozen
 from dsec.session.io import Called, Input, SessionConfig, Started, Stepped, deferred_input
-from dsec.session.local import CAUSE_BYTES, CallTool, ScorerLike, no_tools, scored_or_missing
+from dsec.session.local import CAUSE_BYTES, CallTool, Rewards, ScorerLike, no_tools
 from dsec.session.log_row import LogRow
 from dsec.session.machine import SessionMachine
 from dsec.session.memory_log import MemoryLog
@@ -56,6 +56,7 @@ def run_shuffled(
     if isinstance(output, Started):
         log.started(output)
         prior = output.observation
+        rewards = Rewards(log, scorer, per_episode=config.reward_per_episode)
         changes = list(_changes(log, config, levels))
         while machine.ended is None:
             if changes and chance.random() < CHANGED_SHARE:
@@ -71,10 +72,11 @@ def run_shuffled(
                 while anchors and blobs is not None:
                     anchor = anchors.pop()
                     blobs[log.anchored(anchor)] = anchor.blob
-                reward = partial(scored_or_missing, log, scorer, taken, prior)
-                if chance.random() < deferred_share:
-                    reward = partial(_deferred, log, taken, coming, reward)
-                coming.append(reward)
+                reward = rewards.of(taken, prior)
+                if reward is not None:
+                    if chance.random() < deferred_share:
+                        reward = partial(_deferred, log, taken, coming, reward)
+                    coming.append(reward)
                 prior, turn = taken.reset_observation or taken.observation, taken.called
             if turn is not None:
                 log.called(turn)
