@@ -230,7 +230,8 @@ def fresh_timescale_url(timescale_url: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _fresh(database_url: str, template: str = "template1") -> Iterator[str]:
+def _fresh(database_url: str, template: str = "template0") -> Iterator[str]:
+    # Not template1, which TimescaleDB's background workers may be looking into.
     name = f"test_{uuid.uuid4().hex}"
     with psycopg.connect(database_url, autocommit=True) as connection:
         create = sql.SQL("create database {} template {}")
