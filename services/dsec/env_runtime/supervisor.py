@@ -291,7 +291,7 @@ class Supervisor:
                 return
         except psutil.Error:
             return
-        await self._beat(child, "ready", None)
+        await self._beat(child, None)
 
     # -- saying --------------------------------------------------------------------------------
 
@@ -307,9 +307,9 @@ class Supervisor:
                     return
 
     async def _say_dead_once(self, child: Child, death: Death) -> None:
-        await self._beat(child, "dead", death)
+        await self._beat(child, death)
 
-    async def _beat(self, child: Child, state: str, death: Death | None) -> None:
+    async def _beat(self, child: Child, death: Death | None) -> None:
         s = self._settings
         fact = HeartbeatFact(
             worker=child.name,
@@ -328,7 +328,7 @@ class Supervisor:
             child.name,
             source="dsec/env-runtime/supervisor",
             time=utc_now(),
-            event_id=f"{child.name}.{state}.{monotonic_ns()}",
+            event_id=f"{child.name}.{fact.state}.{monotonic_ns()}",
         )
 
 
