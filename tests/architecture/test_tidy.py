@@ -69,6 +69,32 @@ async def test_a_cancellation_that_a_client_lost_is_seen() -> None:
     assert rounds > 1
 
 
+FUNCTION_LINES_MAX = 70
+
+
+def long_functions(source: str) -> Iterator[str]:
+    """The functions of a module that nobody can take in at one look."""
+    for function in ast.walk(parsed(source)):
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            lines = (function.end_lineno or 0) - function.lineno + 1
+            if lines > FUNCTION_LINES_MAX:
+                yield f"{function.name}: {lines} lines"
+
+
+def test_functions_are_short() -> None:
+    root = SERVICES.parents[1]
+    files = [*SERVICES.rglob("*.py"), *(root / "contracts").rglob("*.py")]
+    found = [
+        f"{file.relative_to(root)}, {name}"
+        for file in files
+        for name in long_functions(file.read_text())
+    ]
+    assert not found, f"at most {FUNCTION_LINES_MAX} lines: what it does in parts has names"
+    assert list(long_functions("def f():\n" + FUNCTION_LINES_MAX * "    x = 1\n")) == [
+        "f: 71 lines"
+    ]
+
+
 def undocumented(source: str) -> Iterator[str]:
     """The settings of a module, `Class.field`, that neither a description nor a docstring is of.
 
