@@ -37,6 +37,6 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_sessions(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that executes sessions, live or again: it settles what could
-    otherwise give other results there than here."""
+    """The environment of a process that executes sessions or scores them, live or again: it settles
+    what could otherwise give other results there than here."""
     return {**without_secrets(environment), **_SETTLED}
