@@ -11,6 +11,7 @@ from dsec_contracts.keys import SessionId, check_ordinal
 from dsec_contracts.session import Name
 
 LEVEL_MAX = 1_000_000
+ChangeReason = Literal["rewards_lag", "rewards_recovered", "threshold"]
 
 Level = Annotated[int, Field(ge=0, le=LEVEL_MAX, strict=True)]
 """A level of an environment: what it means is the environment's own; 0 is the easiest."""
@@ -30,7 +31,7 @@ class CurriculumFact(Part):
 class CurriculumCircumstance(Part):
     """Why, and the numbers that it was decided by."""
 
-    why: Literal["rewards_lag", "rewards_recovered", "threshold"]
+    why: ChangeReason
     lane: Name | None = None
     """Where the session was."""
     lag_steps: int | None = None

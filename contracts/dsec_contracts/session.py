@@ -18,6 +18,16 @@ LAG_STEPS_MAX = 1024
 Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256 of canonical bytes, in hexadecimal."""
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_\-]{1,64}$")]
+CancelCode = Literal["cancelled", "deadline"]
+RejectCode = Literal[
+    "malformed",
+    "unregistered_spec",
+    "wrong_spec_kind",
+    "unregistered_policy",
+    "id_in_use",
+    "id_out_of_window",
+    "not_implemented",
+]
 ShortText = Annotated[str, StringConstraints(max_length=256)]
 LagSteps = Annotated[int, Field(ge=1, le=LAG_STEPS_MAX, strict=True)]
 """A number of steps: what was caused at step t is delivered before step t + this is decided."""
@@ -101,7 +111,7 @@ class CancelCircumstance(Part):
     """Why, and by whom."""
 
     reason: ShortText | None = None
-    code: Literal["cancelled", "deadline"] = "cancelled"
+    code: CancelCode = "cancelled"
 
 
 class SessionCancelRequested(Event):
@@ -116,15 +126,7 @@ class RejectFact(Part):
 
     event_id: str
     """`ce-id` of the rejected event."""
-    code: Literal[
-        "malformed",
-        "unregistered_spec",
-        "wrong_spec_kind",
-        "unregistered_policy",
-        "id_in_use",
-        "id_out_of_window",
-        "not_implemented",
-    ]
+    code: RejectCode
     field: str | None = None
     session_id: str | None = None
     """As it was written, which need not be a session id."""

@@ -28,7 +28,8 @@ class Agent:
       whatever id the agent gave. A failed call's result is `{"error": {"code", "message",
       "retryable"}}`.
     * `on_reward(reward: float, done: bool, info: dict)`: `info["dsec"]` has `step`, `episode`,
-      `terminated`, `truncated`, `components` and `final_observation`.
+      `terminated`, `truncated`, `components` and `final_observation`; and, where the session has
+      one, `curriculum_level`.
     * `on_reward_missing(step: int, code: str)`: in place of `on_reward`, where none will come.
     * `on_episode_start(episode: int)`
     * `on_policy(version: str, state)`: the weights the session was requested with.
@@ -41,7 +42,8 @@ class Agent:
 
     def __init__(self, session_config: dict[str, Any]) -> None:
         """Keep the configuration: `params`, `observation_space`, `action_space`, `tools`,
-        `resource_profile`, `max_steps`, `seed` (derived), `anchor_id`."""
+        `resource_profile`, `max_steps`, `seed` (derived), `anchor_id`; `curriculum_level` where the
+        session has one."""
         self.session_config = session_config
 
     def step(self, observation: Any) -> dict[str, Any]:

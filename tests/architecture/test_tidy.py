@@ -6,17 +6,20 @@ import ast
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from dsec.platform.cancellation import cancelled
 
 SERVICES = Path(__file__).parents[2] / "services" / "dsec"
+parsed = cache(ast.parse)
+"""Several rules look at each module."""
 LOOPING = ("scheduler", "env_runtime", "reward", "tool", "anchor_sync", "evaluator", "recorder")
 
 
 def endless_loops(source: str) -> Iterator[int]:
     """The lines of `while True` loops of coroutines that wait for more than time."""
-    for function in ast.walk(ast.parse(source)):
+    for function in ast.walk(parsed(source)):
         if not isinstance(function, ast.AsyncFunctionDef):
             continue
         for loop in ast.walk(function):
@@ -66,6 +69,60 @@ async def test_a_cancellation_that_a_client_lost_is_seen() -> None:
     assert rounds > 1
 
 
+FUNCTION_LINES_MAX = 70
+
+
+def long_functions(source: str) -> Iterator[str]:
+    """The functions of a module that nobody can take in at one look."""
+    for function in ast.walk(parsed(source)):
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            lines = (function.end_lineno or 0) - function.lineno + 1
+            if lines > FUNCTION_LINES_MAX:
+                yield f"{function.name}: {lines} lines"
+
+
+def test_functions_are_short() -> None:
+    root = SERVICES.parents[1]
+    files = [*SERVICES.rglob("*.py"), *(root / "contracts").rglob("*.py")]
+    found = [
+        f"{file.relative_to(root)}, {name}"
+        for file in files
+        for name in long_functions(file.read_text())
+    ]
+    assert not found, f"at most {FUNCTION_LINES_MAX} lines: what it does in parts has names"
+    assert list(long_functions("def f():\n" + FUNCTION_LINES_MAX * "    x = 1\n")) == [
+        "f: 71 lines"
+    ]
+
+
+def undocumented(source: str) -> Iterator[str]:
+    """The settings of a module, `Class.field`, that neither a description nor a docstring is of.
+
+    A field that is a section of its own is documented there.
+    """
+    sections = {one.name for one in parsed(source).body if isinstance(one, ast.ClassDef)}
+    for section in parsed(source).body:
+        if not isinstance(section, ast.ClassDef):
+            continue
+        for field, behind in zip(section.body, [*section.body[1:], None], strict=True):
+            if not isinstance(field, ast.AnnAssign) or ast.unparse(field.annotation) in sections:
+                continue
+            said = isinstance(behind, ast.Expr) and isinstance(behind.value, ast.Constant)
+            if not said and "description=" not in ast.unparse(field):
+                yield f"{section.name}.{ast.unparse(field.target)}"
+
+
+def test_every_setting_is_documented() -> None:
+    files = sorted(SERVICES.glob("*/settings.py"))
+    assert len(files) > 6
+    found = [
+        f"{file.parent.name}: {name}" for file in files for name in undocumented(file.read_text())
+    ]
+    assert not found, "say what it does, in which unit, and what happens at its bound"
+    assert list(undocumented("class S:\n    wait_s: float = 1.0")) == ["S.wait_s"]
+    assert not list(undocumented("class S:\n    wait_s: float = 1.0\n    'How long.'"))
+
+
 UNPICKLING = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
 MAY_UNPICKLE = ("env_runtime", "session")
 """What workers run. Unpickling runs whatever the bytes say, with the rights of whoever does it."""
@@ -73,7 +130,7 @@ MAY_UNPICKLE = ("env_runtime", "session")
 
 def unpickles(source: str) -> bool:
     """Whether a module can unpickle: by a library for it, or by torch or numpy told to."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             names = {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -181,6 +181,7 @@ def test_reasons_are_told_once_with_the_next_step() -> None:
 def test_a_verdict_says_what_was_compared_and_how_the_session_ended() -> None:
     verdict: dict[str, Any] = {
         "session_id": "s", "ok": True, "steps": 5, "complete": True, "error": None,
+        "determinism": "D2",
         "ended": {"status": "completed", "code": "max_steps", "message": ""},
     }  # fmt: skip
     assert verdict_line(verdict) == "s  verified: 5 steps and their rewards are the same"
@@ -195,6 +196,10 @@ def test_a_verdict_says_what_was_compared_and_how_the_session_ended() -> None:
     )
     running = verdict_line({**verdict, "ended": None, "complete": False})
     assert running.endswith("so far: it has not ended")
+    recorded = verdict_line({**verdict, "determinism": "D0"})
+    assert recorded == (
+        "s  its record of 5 steps is whole and its rewards are the same; not executed again (D0)"
+    )
 
 
 def test_fields_are_told_without_python(capsys: pytest.CaptureFixture[str]) -> None:

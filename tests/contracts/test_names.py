@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import uuid
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -38,6 +40,15 @@ def test_class_type_subject_and_handler_are_one_name(event: type[Event]) -> None
     assert subjects.every(event.event_name()) == f"dsec.{noun}.{verb}.*"
     assert BY_TYPE[event.event_type()] is event
     assert event.__doc__
+
+
+def test_the_readme_names_every_natural_key() -> None:
+    readme = (Path(__file__).parents[2] / "contracts" / "README.md").read_text()
+    made = re.findall(r'return f"([a-z_]+:)', inspect.getsource(keys))
+    words = (keys.REQUESTED, keys.CANCEL_REQUESTED, keys.STARTED, keys.ENDED, keys.SANITY_CHECKED)
+    assert len(made) > 15
+    assert not [prefix for prefix in made if f"`{prefix}" not in readme]
+    assert not [word for word in words if f"`{word}`" not in readme]
 
 
 def test_no_two_events_share_a_name() -> None:

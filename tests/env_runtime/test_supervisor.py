@@ -12,6 +12,7 @@ from uuid import UUID
 
 import psutil
 import pytest
+from pydantic import ValidationError
 from tests.env_runtime.conftest import connected
 
 from dsec.env_runtime import supervisor
@@ -242,3 +243,21 @@ def test_there_is_a_worker_for_each_core_unless_it_is_said(monkeypatch: pytest.M
         assert EnvRuntimeSettings().workers == expected
     monkeypatch.setenv("DSEC_WORKERS", "3")
     assert EnvRuntimeSettings().workers == 3
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("DSEC_NODE", "host.example"),  # no name for a heartbeat
+        ("DSEC_HEARTBEAT_PERIOD_S", "0"),
+        ("DSEC_REPLY_WAIT_S", "0"),
+        ("DSEC_TICK_SLICE_MS", "0"),
+        ("DSEC_LANE_WAIT_MS", "-1"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ValidationError, match=variable.removeprefix("DSEC_").lower()):
+        EnvRuntimeSettings()

@@ -7,7 +7,7 @@ import sys
 
 import psutil
 
-from dsec.platform.user_environment import without_secrets
+from dsec.platform.user_environment import of_sessions, without_secrets
 
 CHILD = (
     "from dsec.platform.parent import die_with_parent as d; d(); print(flush=True)\nwhile 1: pass"
@@ -34,6 +34,15 @@ def test_what_opens_something_is_left_out() -> None:
         "CACHE": "redis://:hidden@host/0",
     }
     assert without_secrets({**kept, **dropped}) == kept
+
+
+def test_sessions_run_alike_whatever_the_shell_says() -> None:
+    told = {"PATH": "/bin", "PGPASSWORD": "x", "OMP_NUM_THREADS": "8", "TZ": "CET"}
+    found = of_sessions(told | {"PYTHONHASHSEED": "random", "MKL_NUM_THREADS": "4"})
+    assert "PGPASSWORD" not in found
+    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    assert [found[name] for name in threads] == ["1", "1", "1"]
+    assert (found["PATH"], found["PYTHONHASHSEED"], found["TZ"]) == ("/bin", "0", "UTC")
 
 
 def test_a_process_in_an_endless_loop_dies_with_its_parent() -> None:

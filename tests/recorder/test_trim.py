@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dsec.platform.bus import ConsumerState, StreamState
+from dsec.platform.roles import ROLES
 from dsec.recorder.counters import Counters
 from dsec.recorder.settings import RecorderSettings
 from dsec.recorder.trim import TRIMMED, Trimmer, horizon
@@ -41,6 +42,13 @@ def test_the_horizon(
 ) -> None:
     found = horizon(STREAM, consumers, committed, 90_000)
     assert (found.sequence, found.not_waited_for) == expected
+
+
+def test_whatever_a_service_has_not_read_holds_the_stream_back() -> None:
+    durables = [durable.name for role in ROLES for durable in role.durables]
+    assert len(durables) > 5
+    for name in durables:
+        assert horizon(STREAM, [consumer(name, 300)], 700, 90_000).sequence == 300, name
 
 
 def test_fences_dead_letters_and_placements_are_not_among_what_is_trimmed() -> None:

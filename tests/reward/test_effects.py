@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
@@ -165,3 +166,19 @@ async def test_a_function_that_goes_beyond_a_bound_fails_alone(body: str, code: 
         assert type(before) is type(after) is bytes
     finally:
         await functions.close()
+
+
+async def test_a_function_is_scored_with_the_threads_that_verification_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    asks = "sum(int(os.environ[n]) for n in ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS'))"
+    spec = spec_of(f"import os\ndef score(t, services):\n    return float({asks})\n")
+    functions = Isolation(20.0, LIMITS)
+    try:
+        (outcome,) = await functions.score([Task(spec[0], step_fact(), b"", b"")], dict([spec]))
+    finally:
+        await functions.close()
+    assert type(outcome) is bytes
+    assert struct.unpack(">d", outcome[1:9]) == (2.0,)

@@ -69,12 +69,14 @@ def parked(db: Database, p: dict[str, Any]) -> list[Any]:
 
 
 def specs(db: Database, p: dict[str, Any]) -> list[Any]:
-    """Hash and kind of every spec, and the outside services that it asks."""
+    """Hash and kind of every spec, the outside services that it asks, and whether it rewards whole
+    episodes."""
     rows = [row for row in db.rows if row["kind"] == "spec.registered"]
     facts = [json.loads(row["fact_json"]) for row in rows]
-    told = [json.loads(row["circumstance"] or "{}").get("services") for row in rows]
+    told = [json.loads(row["circumstance"] or "{}") for row in rows]
     return [
-        (fact["spec_hash"], fact["kind"], asked) for fact, asked in zip(facts, told, strict=True)
+        (fact["spec_hash"], fact["kind"], said.get("services"), said.get("per_episode"))
+        for fact, said in zip(facts, told, strict=True)
     ]
 
 

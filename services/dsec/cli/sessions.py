@@ -13,7 +13,7 @@ from dsec.client.client import Client
 from dsec.client.plain import plain
 from dsec.client.queries import Summary
 from dsec.session.curriculum import OPTION
-from dsec.session.log_row import CURRICULUM_CHANGED, REQUESTED, LogRow
+from dsec.session.log_row import CURRICULUM_CHANGED, ENDED, PLACED, REQUESTED, LogRow
 from dsec_contracts.canonical import decode
 
 STATUSES = ("queued", "running", "completed", "failed", "cancelled", "rejected")
@@ -53,9 +53,9 @@ def list_(limit: int, status: str | None, group_id: str | None, as_json: bool) -
 def show(session_id: str, as_json: bool) -> None:
     """Show one session: where it stands, where it ran, why it ended."""
     summary, rows = run_async(_session(session_id))
-    ended = next((row for row in rows if row.kind == "session.ended"), None)
+    ended = next((row for row in rows if row.kind == ENDED), None)
     message = str((ended.circumstance or {}).get("message", "")) if ended is not None else ""
-    placements = [_placement(row) for row in rows if row.kind == "session.placed"]
+    placements = [_placement(row) for row in rows if row.kind == PLACED]
     told = {**summary.as_json(), **curriculum_shown(rows)}
     if as_json:
         say_json({**told, "message": message, "placements": placements})

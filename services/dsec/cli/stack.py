@@ -65,7 +65,7 @@ state_dir_option = click.option(
     "--object-store-url",
     envvar=URL_VARIABLES["object_store_url"],
     show_envvar=True,
-    help="Use this object store (file:///directory).",
+    help="Use this object store (file:///directory or s3://bucket/prefix?endpoint=URL&region=NAME).",
 )
 @click.option("--nats-port", type=click.IntRange(1, 65535), help="For the embedded NATS.")
 @click.option("--postgres-port", type=click.IntRange(1, 65535), help="For the embedded PostgreSQL.")

@@ -40,6 +40,7 @@ from dsec.platform.engine import is_away
 from dsec.platform.log import LogReader, Position
 from dsec.platform.objects import ObjectStore
 from dsec.platform.stack.room import full_disk
+from dsec.session import log_row
 from dsec_contracts import canonical
 from dsec_contracts.session import RequestFact
 from dsec_contracts.spec import PolicyFact, SpecKind
@@ -71,6 +72,8 @@ class Client:
         nats_url, database_url, object_store_url: servers; by default those of `DSEC_*` variables
             or of the embedded stack that runs here.
         state_dir: of the embedded stack to use.
+        name: what the connection to the bus is called, for whoever looks at the server; it stands
+            in requests and policies as who asked.
     """
 
     def __init__(
@@ -337,7 +340,7 @@ class Client:
                     rows = await log.rows(session_id)
                 else:
                     rows = await log.rows(session_id, upto=as_of.sequence, epoch=as_of.epoch)
-                if any(row.kind == "session.ended" for row in rows):
+                if any(row.kind == log_row.ENDED for row in rows):
                     for episode in episodes_of(session_id, rows, get_blob):
                         yield episode
                 elif session_id in refused:

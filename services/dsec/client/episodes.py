@@ -100,13 +100,13 @@ def episodes_of(
     Raises:
         ValueError: the log has a gap, or no request; names the step.
     """
-    requested = next((row for row in rows if row.kind == "session.requested"), None)
+    requested = next((row for row in rows if row.kind == log_row.REQUESTED), None)
     if requested is None:
         raise ValueError(f"session {session_id} has no request in the log")
     request = decode(requested.fact)
     rewards = {row.step: row for row in _by_revision(rows)}
     chain_hash = _last_chain(rows)
-    ended: dict[str, Any] = next((decode(r.fact) for r in rows if r.kind == "session.ended"), {})
+    ended: dict[str, Any] = next((decode(r.fact) for r in rows if r.kind == log_row.ENDED), {})
     status, code = ended.get("status", "running"), ended.get("code", "")
 
     def observed(recorded: bytes | None) -> Any:
@@ -126,7 +126,7 @@ def episodes_of(
             **_asked(request),
         )
 
-    started = next((row for row in rows if row.kind == "session.started"), None)
+    started = next((row for row in rows if row.kind == log_row.STARTED), None)
     current = _Open(0, [observed(started.observation)] if started is not None else [])
     for number, row in enumerate(_steps(rows)):
         if row.step != number:
@@ -148,7 +148,7 @@ def rejected_episode(session_id: UUID, code: str, rows: Sequence[Row] = ()) -> E
         rows: of the session; its request is read where it is logged.
     """
     empty = _episode(_Open(0, []), {})
-    requested = next((row for row in rows if row.kind == "session.requested"), None)
+    requested = next((row for row in rows if row.kind == log_row.REQUESTED), None)
     request = decode(requested.fact) if requested is not None else {}
     return dataclasses.replace(
         empty,
@@ -173,18 +173,18 @@ def _asked(request: dict[str, Any]) -> dict[str, Any]:
 def _last_chain(rows: Sequence[Row]) -> str:
     """The hash that a session's log ends with."""
     steps = _steps(rows)
-    cold = {row.kind: row for row in rows if row.kind in ("session.ended", "session.started")}
-    last = (cold.get("session.ended"), *steps[-1:], cold.get("session.started"))
+    cold = {row.kind: row for row in rows if row.kind in (log_row.ENDED, log_row.STARTED)}
+    last = (cold.get(log_row.ENDED), *steps[-1:], cold.get(log_row.STARTED))
     return next((row.chain.hex() for row in last if row is not None and row.chain), "")
 
 
 def _steps(rows: Sequence[Row]) -> list[Row]:
-    return sorted((r for r in rows if r.kind == "session.stepped"), key=lambda r: r.step or 0)
+    return sorted((r for r in rows if r.kind == log_row.STEPPED), key=lambda r: r.step or 0)
 
 
 def _by_revision(rows: Sequence[Row]) -> list[Row]:
     """Rewards, so that the latest revision of a step comes last."""
-    scored = [row for row in rows if row.kind == "reward.scored"]
+    scored = [row for row in rows if row.kind == log_row.REWARD_SCORED]
     return sorted(scored, key=lambda row: int(decode(row.fact)[_REVISION])) if scored else []
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from dsec.client.plain import plain
+from dsec.session import log_row
 from dsec.session.log_row import LogRow
 from dsec_contracts.canonical import decode
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:  # it loads the session machine, which those who only read ver
 
 def end_of(rows: Iterable[LogRow]) -> dict[str, str | None] | None:
     """`status, code, message` of a session's end; None where it has none."""
-    row = next((row for row in rows if row.kind == "session.ended"), None)
+    row = next((row for row in rows if row.kind == log_row.ENDED), None)
     if row is None:
         return None
     fact = decode(row.fact)

@@ -19,9 +19,8 @@ from uuid import UUID
 from dsec.client.client import Client
 from dsec.client.endpoints import ClientError
 from dsec.client.verdicts import unverified
-from dsec.env_runtime.supervisor import WORKER_ENVIRONMENT
 from dsec.platform.object_s3 import credentials_of
-from dsec.platform.user_environment import without_secrets
+from dsec.platform.user_environment import of_sessions
 
 ANSWER_BYTES_MAX = 1 << 26
 START_WAIT_S_MAX = 60.0
@@ -89,7 +88,7 @@ class _Process:
                 sys.executable,
                 "-m",
                 "dsec.client.verifier",
-                env={**without_secrets(os.environ), **WORKER_ENVIRONMENT},
+                env=of_sessions(os.environ),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 start_new_session=True,

@@ -20,6 +20,7 @@ from uuid import UUID
 from dsec.client.told import last_line
 from dsec.client.verdicts import end_of, unverified, verdict_json
 from dsec.platform import virtual
+from dsec.platform.bounded import Bounded
 from dsec.platform.interposition import interposition_for, interposition_of
 from dsec.platform.log import LogReader
 from dsec.platform.objects import ObjectStore
@@ -34,6 +35,9 @@ from dsec.session.program import Program, ProgramError, load_program, session_co
 from dsec_contracts import SYSTEM_SESSION, keys
 from dsec_contracts.canonical import decode
 
+POLICIES_MAX = 16
+"""Weights kept in memory; the oldest go first."""
+
 
 class Verifier:
     """Verifies sessions of one log; programs, scorers and weights are loaded once."""
@@ -45,7 +49,7 @@ class Verifier:
         self._objects = ObjectStore(object_store_url, credentials) if object_store_url else None
         self._programs: dict[tuple[str, str], Program] = {}
         self._scorers: dict[str, Scorer] = {}
-        self._weights: dict[str, bytes] = {}
+        self._weights: Bounded[str, bytes] = Bounded(POLICIES_MAX)
 
     async def verify(self, session_id: UUID) -> dict[str, Any]:
         """The verdict on one session, ready for JSON."""
@@ -103,7 +107,7 @@ class Verifier:
             if row is None:
                 raise LookupError(f"the log has no policy {policy}")
             blob = decode(row.fact)["blob"]
-            self._weights[policy] = blob_content(self._objects, blob, f"policy {policy}")
+            self._weights.remember(policy, blob_content(self._objects, blob, f"policy {policy}"))
         return decode(self._weights[policy])
 
 

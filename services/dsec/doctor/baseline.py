@@ -111,8 +111,7 @@ def versions() -> dict[str, str]:
 
 def _run_apart() -> dict[str, Any]:
     """In a process of its own, with the clocks and generators of a worker."""
-    from dsec.env_runtime.supervisor import WORKER_ENVIRONMENT
-    from dsec.platform.user_environment import without_secrets
+    from dsec.platform.user_environment import of_sessions
 
     ran = subprocess.run(
         [sys.executable, "-m", "dsec.doctor.baseline"],
@@ -120,7 +119,7 @@ def _run_apart() -> dict[str, Any]:
         text=True,
         timeout=RUN_WAIT_S / 2,
         check=True,
-        env={**without_secrets(os.environ), **WORKER_ENVIRONMENT},
+        env=of_sessions(os.environ),
     )
     told: dict[str, Any] = json.loads(ran.stdout)
     return told

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 LOAD_DEADLINE_S = 120.0
 """Importing a session's code takes this long at most."""
 HAND_BACK_PAUSE_S = 2.0
+REASON_CHARS_MAX = 200
+"""Of why a session is handed back: the event takes a short text."""
 
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -102,7 +104,7 @@ class Arrivals:
                 await self._go_live(event, opening, tail)
 
     async def _hand_back(self, event: SessionPlaced, index: int | None, reason: str) -> None:
-        await self._say.released(event.fact, 0, reason[:200])
+        await self._say.released(event.fact, 0, reason[:REASON_CHARS_MAX])
         self._roster.close(event.fact.session_id, index)
 
     async def _go_live(self, event: SessionPlaced, opening: Opening, tail: Tail) -> None:

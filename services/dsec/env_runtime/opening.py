@@ -179,7 +179,8 @@ class Opener:
         """What the log has of an earlier attempt, up to the position of this placement.
 
         Raises:
-            StartFailed: the recorder did not pass the placement in time.
+            NotNow: the recorder did not pass the placement in time.
+            StartFailed: the log is damaged, or lacks what it names.
         """
         if placed.attempt == 1:
             return None

@@ -18,18 +18,28 @@ from dsec.env_runtime.lane import Lane
 from dsec.platform.bus import Bus, Consumer
 from dsec.platform.bus.retry import AWAY
 from dsec.platform.cancellation import cancelled
+from dsec_contracts import (
+    Event,
+    RewardDeferred,
+    RewardMissing,
+    RewardScored,
+    ToolFailed,
+    ToolReturned,
+    subjects,
+)
 
 log = logging.getLogger(__name__)
 
 CONSUMER_INACTIVE_S = 120.0
 FETCH_WAIT_S = 5.0
-FILTERS = (
-    "dsec.reward.scored",
-    "dsec.reward.missing",
-    "dsec.reward.deferred",
-    "dsec.tool.returned",
-    "dsec.tool.failed",
+ANSWERS: tuple[type[Event], ...] = (
+    RewardScored,
+    RewardMissing,
+    RewardDeferred,
+    ToolReturned,
+    ToolFailed,
 )
+"""What is published on the subjects of a lane, for its sessions."""
 
 
 class Replies:
@@ -65,7 +75,7 @@ class Replies:
     async def _open(self, name: str, lane: str, start_sequence: int) -> Consumer:
         consumer = await self._bus.consumer(
             name,
-            [f"{kind}.{lane}" for kind in FILTERS],
+            [subjects.subject(event.event_name(), lane) for event in ANSWERS],
             start_sequence=start_sequence,
             ack="none",
             inactive_s=CONSUMER_INACTIVE_S,

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from dsec.platform.settings import Settings
+from dsec_contracts.session import Name
 
 WORKERS_UNASKED_MAX = 8
 """More take more memory and connections to the log than a node should give without being asked."""
@@ -31,17 +32,24 @@ class EnvRuntimeSettings(Settings):
     """Two hide the wait for acknowledgements and rewards. The third is for sessions whose rewards
     come from outside services: nobody else's tick waits for theirs."""
     sessions_per_worker_max: Annotated[int, Field(ge=1)] = 6000
+    """Seats of a worker, which heartbeats tell the scheduler; an isolated worker has one."""
     worker_memory_bytes_max: Annotated[int, Field(ge=1 << 28)] = 4 << 30
     """A worker that would need more dies with the reason `oom`."""
-    heartbeat_period_s: float = 1.0
-    lane_wait_ms: float = 50.0
+    heartbeat_period_s: Annotated[float, Field(gt=0, le=60)] = 1.0
+    """How often a worker says that it is alive. At most half of `heartbeat_limit_s` in
+    `scheduler.config.yaml`, or workers that live are taken for dead."""
+    lane_wait_ms: Annotated[float, Field(ge=0)] = 50.0
     """A session whose reply is not back after this no longer holds up its lane."""
-    reply_wait_s: float = 5.0
+    reply_wait_s: Annotated[float, Field(gt=0)] = 5.0
     """A step without an answer is published again after this."""
-    restart_wait_s: float = 60.0
+    restart_wait_s: Annotated[float, Field(gt=0)] = 60.0
     """How long a restart waits for the recorder to pass its placement."""
-    tick_slice_ms: float = 25.0
+    tick_slice_ms: Annotated[float, Field(gt=0)] = 25.0
     """A tick gives way to other work of its process after this."""
     starts_in_flight_max: Annotated[int, Field(ge=1)] = 64
-    drain_wait_s: float = 5.0
-    node: str = "local"
+    """Sessions that a worker opens at a time; other placements wait for their turn."""
+    drain_wait_s: Annotated[float, Field(ge=0)] = 5.0
+    """How long a worker that is told to stop hands its sessions back; what is left is placed anew
+    once it is fenced."""
+    node: Name = "local"
+    """What this machine is called in heartbeats: letters, digits, - and _."""

@@ -36,7 +36,7 @@ from dsec.platform.bus import Bus
 from dsec.platform.bus.retry import AWAY
 from dsec.platform.cancellation import cancelled
 from dsec.platform.clock import utc_now
-from dsec.platform.user_environment import without_secrets
+from dsec.platform.user_environment import of_sessions
 from dsec.platform.user_limits import kill_group, started_by
 from dsec_contracts import WorkerHeartbeat, subjects
 from dsec_contracts.worker import Culprit, DeathReason, HeartbeatCircumstance, HeartbeatFact
@@ -49,15 +49,6 @@ RESPAWN_PAUSE_S = 1.0
 """A worker that lived shorter than this waits as long before its successor starts."""
 DEAD_SAID_S_MAX = 600.0
 FENCED_LEAVES_S_MAX = 3.0
-
-WORKER_ENVIRONMENT = {
-    # What results may depend on and nobody means: one thread, one hash seed, one time zone.
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "PYTHONHASHSEED": "0",
-    "TZ": "UTC",
-}
 
 
 def oom_kills() -> int:
@@ -148,7 +139,7 @@ class Supervisor:
     ) -> None:
         self._settings = settings
         self._bus = bus
-        self._environment = {**without_secrets(environment), **WORKER_ENVIRONMENT}
+        self._environment = of_sessions(environment)
         self._directory = Path(tempfile.mkdtemp(prefix="dsec-workers-"))
         self._children: dict[str, Child] = {}
         self._stopping = False
@@ -291,7 +282,7 @@ class Supervisor:
                 return
         except psutil.Error:
             return
-        await self._beat(child, "ready", None)
+        await self._beat(child, None)
 
     # -- saying --------------------------------------------------------------------------------
 
@@ -307,9 +298,9 @@ class Supervisor:
                     return
 
     async def _say_dead_once(self, child: Child, death: Death) -> None:
-        await self._beat(child, "dead", death)
+        await self._beat(child, death)
 
-    async def _beat(self, child: Child, state: str, death: Death | None) -> None:
+    async def _beat(self, child: Child, death: Death | None) -> None:
         s = self._settings
         fact = HeartbeatFact(
             worker=child.name,
@@ -328,7 +319,7 @@ class Supervisor:
             child.name,
             source="dsec/env-runtime/supervisor",
             time=utc_now(),
-            event_id=f"{child.name}.{state}.{monotonic_ns()}",
+            event_id=f"{child.name}.{fact.state}.{monotonic_ns()}",
         )
 
 

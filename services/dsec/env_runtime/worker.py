@@ -52,6 +52,7 @@ from dsec_contracts import (
     SessionPlaced,
     UnknownEvent,
     keys,
+    subjects,
 )
 
 log = logging.getLogger(__name__)
@@ -62,9 +63,8 @@ STREAM_FULL_SHARE = 0.9
 """Of the bytes that the stream may have: beyond that no more steps are taken."""
 STREAM_WATCH_S = 1.0
 PLACEMENT_FILTERS = [
-    "dsec.session.placed.*",
-    "dsec.session.cancel_requested.*",
-    "dsec.curriculum.changed.*",
+    subjects.every(event.event_name())
+    for event in (SessionPlaced, SessionCancelRequested, CurriculumChanged)
 ]
 
 

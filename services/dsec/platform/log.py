@@ -11,7 +11,6 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self
 from uuid import UUID
 
@@ -22,7 +21,6 @@ from dsec_contracts.spec import SpecFact
 
 FLOOR_POLL_S_MIN = 0.01
 FLOOR_POLL_S_MAX = 0.1
-_EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class LogBehind(Exception):

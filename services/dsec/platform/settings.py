@@ -70,6 +70,7 @@ class Settings(BaseSettings):
     user_processes_max: Annotated[int, Field(ge=0)] = 256
     """How many processes such a process may start that run at a time."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """What a service writes to standard error: this and what is graver."""
 
     def user_limits(self, memory_bytes_max: int) -> UserLimits:
         """The bounds of a process that runs user code."""

@@ -17,6 +17,15 @@ _NAME = re.compile(
 _VALUE = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 """A URL with a password, whatever the variable is called."""
 
+_SETTLED = {
+    # What results may depend on and nobody means: one thread, one hash seed, one time zone.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+    "TZ": "UTC",
+}
+
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     """What user code may see of `environment`."""
@@ -25,3 +34,9 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if not _NAME.search(name) and not _VALUE.search(value)
     }
+
+
+def of_sessions(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that executes sessions or scores them, live or again: it settles
+    what could otherwise give other results there than here."""
+    return {**without_secrets(environment), **_SETTLED}

@@ -21,6 +21,7 @@ import psycopg
 
 from dsec.platform.bus import Bus, ConsumerState, StreamState
 from dsec.platform.cancellation import cancelled
+from dsec.platform.roles import ROLES
 from dsec.recorder.counters import Counters
 from dsec.recorder.effects import StreamSetBack, check_floor
 from dsec.recorder.settings import RecorderSettings
@@ -29,16 +30,7 @@ from dsec_contracts import EVENTS, SessionPlaced, subjects
 
 log = logging.getLogger(__name__)
 
-WAITED_FOR = (
-    "recorder",
-    "reward",
-    "rescore",
-    "scheduler",
-    "tool",
-    "anchor-sync",
-    "evaluator",
-    "lane-*",
-)
+WAITED_FOR = (*(durable.name for role in ROLES for durable in role.durables), "lane-*")
 """The durable consumers whose floors hold the stream back."""
 
 TRIMMED = [

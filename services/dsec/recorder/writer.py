@@ -22,10 +22,13 @@ from dsec.platform.crash_points import reached
 from dsec.platform.db import RECORDER_LOCK
 from dsec.recorder.connection import connect
 from dsec.recorder.rows import SCHEMA, Parked
+from dsec_contracts import AnchorCaptured, SessionStarted, SessionStepped, ToolCalled
 
 log = logging.getLogger(__name__)
 
-CONFLICT_KINDS = ("session.stepped", "session.started", "tool.called", "anchor.captured")
+CONFLICT_KINDS = tuple(
+    event.event_name() for event in (SessionStepped, SessionStarted, ToolCalled, AnchorCaptured)
+)
 """Outputs that are re-executed: another fact under their key is a determinism violation. Of
 everything else the first counts and a later one is superseded."""
 

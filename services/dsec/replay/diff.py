@@ -14,6 +14,7 @@ from uuid import UUID
 
 from dsec.session import log_row
 from dsec.session.log_row import RecordedGap, Row, ended_fact, fact_bytes, fact_map, position
+from dsec_contracts import keys
 from dsec_contracts.canonical import CanonicalError, decode, encode
 from dsec_contracts.step import STEP_FIELDS
 
@@ -48,7 +49,7 @@ class RowsSource:
 
     async def start(self) -> Row | None:
         """See `StepSource`."""
-        return self._by_key.get("started")
+        return self._by_key.get(keys.STARTED)
 
     async def last_step(self) -> int | None:
         """See `StepSource`."""
@@ -56,11 +57,11 @@ class RowsSource:
 
     async def row(self, step: int) -> Row | None:
         """See `StepSource`."""
-        return self._by_key.get(f"step:{step}")
+        return self._by_key.get(keys.step(step))
 
     async def end(self) -> Row | None:
         """See `StepSource`."""
-        return self._by_key.get("ended")
+        return self._by_key.get(keys.ENDED)
 
 
 class Reader(Protocol):
@@ -79,7 +80,7 @@ class LogSource:
 
     async def start(self) -> Row | None:
         """See `StepSource`."""
-        return await self._reader.row(self._session_id, "started")
+        return await self._reader.row(self._session_id, keys.STARTED)
 
     async def last_step(self) -> int | None:
         """See `StepSource`."""
@@ -87,11 +88,11 @@ class LogSource:
 
     async def row(self, step: int) -> Row | None:
         """See `StepSource`."""
-        return await self._reader.row(self._session_id, f"step:{step}")
+        return await self._reader.row(self._session_id, keys.step(step))
 
     async def end(self) -> Row | None:
         """See `StepSource`."""
-        return await self._reader.row(self._session_id, "ended")
+        return await self._reader.row(self._session_id, keys.ENDED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from dsec.session import log_row
 from dsec.session.chain import chain_end, chain_start
 from dsec.session.io import REWARD, REWARD_MISSING
 from dsec.session.log_row import EndedFact, RecordedGap, Row, ended_fact, fact_bytes, fact_map
+from dsec_contracts import keys
 from dsec_contracts.canonical import CanonicalError, decode
 from dsec_contracts.step import STEP_FIELDS
 
@@ -188,7 +189,7 @@ class _Fold:
                 state.attempts = max(state.attempts, row.attempt or 0)
         if state.attempts or state.steps:
             state.status = "running"
-        if until is None and (row_of_end := self.cold.get("ended")) is not None:
+        if until is None and (row_of_end := self.cold.get(keys.ENDED)) is not None:
             _end(state, row_of_end)
         if self.deferred:
             self._deferred(state)
@@ -207,7 +208,7 @@ class _Fold:
                 state.deferred.append(DeferredReward(step, code, told.get(step)))
 
     def _start(self, state: SessionState) -> None:
-        row = self.cold.get("started")
+        row = self.cold.get(keys.STARTED)
         if row is None:
             if self.steps:
                 state.fault = Fault(None, "started")

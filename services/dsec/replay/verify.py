@@ -29,6 +29,7 @@ from dsec.session.program import Determinism, Program
 from dsec.session.recorded import Recorded, RecordedInvalid
 from dsec.session.rerun import rerun
 from dsec.session.whole_episode import EpisodeStep, pack_episode
+from dsec_contracts import keys
 from dsec_contracts.canonical import CanonicalError, decode, encode
 from dsec_contracts.session import RequestFact
 from dsec_contracts.step import STEP_FIELDS
@@ -187,7 +188,7 @@ class _Rewards:
                 continue
             elif row.kind == log_row.STEPPED:
                 self._steps.setdefault(step, row)
-            elif row.kind == log_row.REWARD_SCORED and row.key == f"reward:{step}.1":
+            elif row.kind == log_row.REWARD_SCORED and row.key == keys.reward(step):
                 scored.setdefault(step, row)
             elif row.kind == log_row.REWARD_MISSING:
                 missing.setdefault(step, row)

@@ -11,13 +11,13 @@ from datetime import datetime
 from hashlib import sha256
 from uuid import UUID
 
-from dsec.scheduler.intents import End, Intent, Reject, RejectCode
-from dsec.scheduler.state import CancelCode, SchedulerState
+from dsec.scheduler.intents import End, Intent, Reject
+from dsec.scheduler.state import SchedulerState
 from dsec_contracts import keys
 from dsec_contracts.canonical import encode
 from dsec_contracts.curriculum import LEVEL_MAX
 from dsec_contracts.keys import check_session_window
-from dsec_contracts.session import RequestFact, SessionRequested
+from dsec_contracts.session import CancelCode, RejectCode, RequestFact, SessionRequested
 
 SPEC_FIELDS = (("agent_spec", "agent"), ("env_spec", "env"), ("reward_fn_hash", "reward"))
 RESERVED_FIELDS = ("fork_parent",)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from math import isfinite
 from uuid import UUID
 
-from dsec.scheduler.intents import ChangeLevel, Why
+from dsec.scheduler.intents import ChangeLevel
 from dsec_contracts import keys
-from dsec_contracts.curriculum import CurriculumChanged
+from dsec_contracts.curriculum import ChangeReason, CurriculumChanged
 
 STEPS_AT_ONCE_MAX = 2_000
 """Steps of one session whose rewards are read from the log at once."""
@@ -273,7 +273,7 @@ def decide_levels(
 
 def _for_lag(session_id: UUID, learner: Learner, lane: str, rules: Rules) -> ChangeLevel | None:
     """Down while the rewards lag, and up again, as far as it was, once they do not."""
-    why: Why
+    why: ChangeReason
     if learner.high_since_s is not None:
         for_s = learner.heard_at_s - learner.high_since_s
         if for_s < rules.lag_s or learner.level <= rules.level_min:

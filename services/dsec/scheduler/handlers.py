@@ -82,13 +82,13 @@ class Scheduler:
         self._monotonic = monotonic
         self._rule = RULES[config.placement]
         self._limits = Limits(
-            config.heartbeat_period_s,
-            config.heartbeat_limit_s,
-            config.session_lifecycle.max_restarts,
-            config.worker_deaths_max,
-            config.session_absent_limit_s,
-            config.moves_max,
-            config.rate_limited_services.call_every_s,
+            heartbeat_period_s=config.heartbeat_period_s,
+            heartbeat_limit_s=config.heartbeat_limit_s,
+            max_restarts=config.session_lifecycle.max_restarts,
+            worker_deaths_max=config.worker_deaths_max,
+            session_absent_limit_s=config.session_absent_limit_s,
+            moves_max=config.moves_max,
+            call_every_s=config.rate_limited_services.call_every_s,
         )
         self.state = SchedulerState(monotonic(), config.curriculum_rules())
         self._traces = Traces(telemetry, self.state.closed)

@@ -23,13 +23,13 @@ from dsec.scheduler import queries
 from dsec.scheduler.admission import Prior, digest_of
 from dsec.scheduler.curriculum import Portion, Unread
 from dsec.scheduler.episodes import EPISODES, parameters, portion
-from dsec.scheduler.state import CancelCode
 from dsec_contracts import keys
 from dsec_contracts.canonical import decode
 from dsec_contracts.curriculum import CurriculumChanged
 from dsec_contracts.envelope import Event
 from dsec_contracts.service import ServiceDeclared, ServiceFact
 from dsec_contracts.session import (
+    CancelCode,
     RequestFact,
     SessionCancelRequested,
     SessionEnded,

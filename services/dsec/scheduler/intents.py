@@ -10,19 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
-from dsec_contracts.session import RequestFact
+from dsec_contracts.curriculum import ChangeReason
+from dsec_contracts.session import RejectCode, RequestFact
 from dsec_contracts.worker import Culprit, DeathReason
 
-RejectCode = Literal[
-    "malformed",
-    "unregistered_spec",
-    "wrong_spec_kind",
-    "unregistered_policy",
-    "id_in_use",
-    "id_out_of_window",
-    "not_implemented",
-]
-Why = Literal["rewards_lag", "rewards_recovered", "threshold"]
 EndStatus = Literal["failed", "cancelled"]
 
 
@@ -105,7 +96,7 @@ class ChangeLevel:
     n: int
     level: int
     previous_level: int
-    why: Why
+    why: ChangeReason
     lane: str
     cause: str
     lag_steps: int | None = None

@@ -17,8 +17,9 @@ from dsec.platform.cancellation import cancelled
 from dsec.scheduler.fold import hear
 from dsec.scheduler.intake import read_heartbeat
 from dsec.scheduler.state import SchedulerState
+from dsec_contracts import WorkerHeartbeat, subjects
 
-HEARTBEATS = "dsec.worker.heartbeat.*"
+HEARTBEATS = subjects.every(WorkerHeartbeat.event_name())
 HEARD_PERIOD_S = 0.25
 
 

@@ -114,7 +114,6 @@ async def recover(bus: Bus, history: History, state: SchedulerState, traces: Tra
     Raises:
         LogNotReady, SQLAlchemyError, OSError: the log could not be read for `LOG_WAIT_S_MAX`.
     """
-
     floor, incomplete = Position(0, 0), False
     async for attempt in patiently():
         with attempt:

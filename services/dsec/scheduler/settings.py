@@ -93,7 +93,9 @@ class Curriculum(Section):
     """Once it is fewer steps behind than this, for `recover_s`, the session goes up a level, until
     it is back where it was."""
     lag_s: Annotated[float, Field(gt=0, le=86_400)] = 10.0
+    """How long it has to be too far behind before it goes down."""
     recover_s: Annotated[float, Field(gt=0, le=86_400)] = 30.0
+    """How long it has to be close enough before it goes up."""
     level_min: Annotated[int, Field(ge=0, le=LEVEL_MAX, strict=True)] = 0
     """No session is lowered below this."""
     level_max: Annotated[int, Field(ge=0, le=LEVEL_MAX, strict=True)] = 10
@@ -124,7 +126,8 @@ class SchedulerConfig(Section):
     placement: str = "round_robin"
     """The rule by which sessions are given to workers."""
     heartbeat_period_s: Annotated[float, Field(gt=0, le=60)] = 1.0
-    """How often a worker says that it is alive."""
+    """How often workers are expected to say that they are alive. They themselves go by
+    `DSEC_HEARTBEAT_PERIOD_S`, which has to be changed with this."""
     heartbeat_limit_s: Annotated[float, Field(gt=0, le=600)] = 4.0
     """A worker that is silent for longer is dead."""
     session_absent_limit_s: Annotated[float, Field(gt=0, le=3_600)] = 60.0

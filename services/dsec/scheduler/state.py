@@ -21,7 +21,7 @@ from uuid import UUID
 
 from dsec.platform.bounded import Bounded
 from dsec.scheduler.curriculum import Curricula, Rules
-from dsec_contracts.session import RequestFact
+from dsec_contracts.session import CancelCode, RequestFact
 from dsec_contracts.spec import SpecCircumstance
 from dsec_contracts.worker import Culprit, DeathReason
 
@@ -32,8 +32,6 @@ EARLY_CANCELS_MAX = 10_000
 REJECTED_EVENTS_MAX = 100_000
 """Ids of rejected events that are remembered; a repeat of an older one is rejected again, under
 the same key."""
-
-CancelCode = Literal["cancelled", "deadline"]
 
 
 @dataclass(slots=True)

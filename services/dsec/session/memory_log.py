@@ -7,6 +7,7 @@ from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
+from dsec.session import log_row
 from dsec.session.anchor_record import Frozen, captured_fact
 from dsec.session.io import (
     Called,
@@ -107,7 +108,7 @@ class MemoryLog:
         """The row of a step."""
         self.append(
             keys.step(output.step),
-            "session.stepped",
+            log_row.STEPPED,
             output.fact,
             step=output.step,
             episode=output.episode,
@@ -125,7 +126,7 @@ class MemoryLog:
     def scored(self, step: int, value: float, fact: bytes, revision: int = 1) -> None:
         """The row of a reward."""
         key, cause = keys.reward(step, revision), keys.step(step)
-        self.append(key, "reward.scored", fact, step=step, value=value, cause=cause)
+        self.append(key, log_row.REWARD_SCORED, fact, step=step, value=value, cause=cause)
 
     def missing(self, given: Input) -> None:
         """The row of a notice that a reward will not come."""

@@ -19,7 +19,6 @@ from dsec.session.io import REWARD_LAG_STEPS_MAX, SessionConfig
 from dsec_contracts.session import RequestFact
 
 Determinism = Literal["D0", "D1", "D2"]
-
 """How much of a session can be executed again."""
 
 

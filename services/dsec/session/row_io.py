@@ -81,7 +81,7 @@ def input_of(row: Row, get_blob: GetBlob | None = None) -> Input | None:
     if row.kind == log_row.REWARD_SCORED:
         fact, step = bytes(row.fact), row.step
         assert step is not None
-        if row.key != f"reward:{step}.1":
+        if row.key != keys.reward(step):
             return None
         assert row.value is not None
         return reward_input(step, row.value, fact, fact[-_CAUSE_BYTES:])

@@ -7,10 +7,11 @@ them, so they need not keep their places until their deadlines.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 from uuid import UUID
+
+from dsec.platform.bounded import Bounded
 
 T = TypeVar("T")
 
@@ -27,7 +28,7 @@ class UnderWay:
 
     def __init__(self) -> None:
         self._calls: dict[UUID, set[asyncio.Task[Any]]] = {}
-        self._ended: OrderedDict[UUID, None] = OrderedDict()
+        self._ended: Bounded[UUID, None] = Bounded(ENDED_KEPT_MAX)
 
     async def on_session_ended(self, headers: Mapping[str, str], _: bytes) -> None:
         """Stop the calls of the session that a message is about."""
@@ -35,9 +36,7 @@ class UnderWay:
             session_id = UUID(headers.get("ce-subject", ""))
         except ValueError:
             return  # which the recorder puts aside
-        self._ended[session_id] = None
-        while len(self._ended) > ENDED_KEPT_MAX:
-            self._ended.popitem(last=False)
+        self._ended.remember(session_id, None)
         for call in self._calls.get(session_id, ()):
             call.cancel()
 

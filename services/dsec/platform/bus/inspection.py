@@ -18,6 +18,7 @@ import nats.errors
 import nats.js.errors
 from nats.aio.client import Client as NatsClient
 
+from dsec.platform.bus.connection import nodes
 from dsec.platform.bus.errors import BusUnavailable
 from dsec_contracts import subjects
 
@@ -63,7 +64,7 @@ async def inspect_bus(url: str) -> BusFacts:
     try:
         async with asyncio.timeout(ALL_SERVERS_WAIT_S):
             nc = await nats.connect(
-                url.split(","),
+                nodes(url),
                 name="dsec-doctor",
                 error_cb=on_error,
                 allow_reconnect=False,
@@ -110,14 +111,6 @@ async def _stream(nc: NatsClient) -> tuple[Mapping[str, Any] | None, ServerTime 
         return None, None
     there = told.get("ts")
     read = (
-        ServerTime(before_s, datetime.fromisoformat(_micro(there)).timestamp(), after_s)
-        if there
-        else None
+        ServerTime(before_s, datetime.fromisoformat(there).timestamp(), after_s) if there else None
     )
     return told["config"], read
-
-
-def _micro(rfc3339: str) -> str:
-    """A time without the digits below the microsecond, which Python does not read."""
-    whole, _, fraction = rfc3339.removesuffix("Z").partition(".")
-    return f"{whole}.{fraction[:6].ljust(6, '0')}+00:00"

@@ -26,7 +26,6 @@ from dsec.platform.stack.process import ProcessSpec, run_to_end
 APT_WITHIN_S = 900.0
 APT_TIMEOUT_S = 20
 APT_RETRIES_MAX = 2
-TOOL_OUTPUT_BYTES_MAX = 4 * 1024 * 1024
 SUITES = {"debian": ("trixie", "main"), "ubuntu": ("resolute", "main universe")}
 """The release that packages are taken from, and its components; the first ones with TimescaleDB
 that are supported for years. Packages bring every library along, so the system may be older."""
