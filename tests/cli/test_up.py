@@ -50,3 +50,13 @@ def test_the_arguments_of_the_detached_process_hold_no_password(
         assert context.params["nats_url"] == URLS["--nats-url"]
         assert context.params["database_url"] == URLS["--database-url"]
         assert context.params["object_store_url"] is None
+
+
+def test_workers_that_would_be_taken_for_dead_are_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSEC_HEARTBEAT_PERIOD_S", "5")
+    result = CliRunner().invoke(main, ["up", "--state-dir", str(tmp_path / "state")])
+    assert result.exit_code != 0
+    assert "DSEC_HEARTBEAT_PERIOD_S is 5 and heartbeat_limit_s is 4" in result.output
+    assert "heartbeat_limit_s in scheduler.config.yaml to 20" in result.output

@@ -100,13 +100,21 @@ async def _up(
     options: StackOptions, workers: int | None, as_json: bool, ready_fd: int | None
 ) -> None:
     from dsec.cli import services
+    from dsec.env_runtime.settings import EnvRuntimeSettings
     from dsec.platform.stack import Stack
     from dsec.scheduler.settings import ConfigError, load_config
 
     try:
-        load_config(services.scheduler_config_path(options.state_dir))
+        config = load_config(services.scheduler_config_path(options.state_dir))
     except ConfigError as error:
         raise Refused(str(error)) from error
+    beat_s, limit_s = EnvRuntimeSettings().heartbeat_period_s, config.heartbeat_limit_s
+    if 2 * beat_s > limit_s:
+        raise Refused(
+            f"DSEC_HEARTBEAT_PERIOD_S is {beat_s:g} and heartbeat_limit_s is {limit_s:g}: every "
+            "worker would be taken for dead between two heartbeats. Set heartbeat_limit_s in "
+            f"{services.CONFIG_FILE} to {4 * beat_s:g}, or the period to {limit_s / 4:g}"
+        )
     options = replace(options, services=services.service_commands())
     async with Stack(options, on_progress=_say) as stack:
         await services.start(stack, options.state_dir, workers, _say)
