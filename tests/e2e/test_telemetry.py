@@ -122,6 +122,10 @@ async def test_one_session_is_one_trace_over_all_services(
     assert untraced == chain
 
 
+PUTS_ASIDE = ("anchor-sync", "evaluator", "reward", "tool")
+"""Services that give up a message that nobody can handle, and say so."""
+
+
 async def test_services_tell_their_numbers(traced: RunningStack, receiver: Receiver) -> None:
     wanted = {
         ("dsec-scheduler", "rus"),
@@ -130,5 +134,6 @@ async def test_services_tell_their_numbers(traced: RunningStack, receiver: Recei
         ("dsec-reward", "dsec.rewards"),
         ("dsec-recorder", "dsec.commits"),
         ("dsec-recorder", "dsec.recorder.lag"),
+        *((f"dsec-{name}", "dsec.dead_letters") for name in PUTS_ASIDE),
     }
     await asyncio.to_thread(receiver.until, lambda: wanted <= receiver.metrics.keys())

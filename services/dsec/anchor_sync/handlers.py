@@ -17,7 +17,7 @@ from dsec.anchor_sync.settings import AnchorSyncSettings
 from dsec.anchor_sync.traces import settled
 from dsec.platform.bus import BadMessage, Bus, Message, Settler
 from dsec.platform.objects import BlobNotFound, ObjectStore
-from dsec.platform.telemetry import OFF, Telemetry
+from dsec.platform.telemetry import OFF, Telemetry, metrics
 from dsec_contracts import (
     AnchorCaptured,
     AnchorLost,
@@ -60,6 +60,7 @@ class Keeper:
         )
         self.stored = 0
         self.lost = 0
+        telemetry.counter(metrics.DEAD_LETTERS, lambda: self._settler.dead_letters)
 
     async def on_anchor_captured(self, message: Message) -> None:
         """Begin to work on an anchor; never raises. Waits only while there are too many."""

@@ -14,6 +14,7 @@ from dsec.platform.bus import Bus, BusError
 from dsec.platform.clock import utc_now
 from dsec.platform.log import LogReader
 from dsec.platform.settings import configure_logging
+from dsec.platform.telemetry import connect
 from dsec_contracts import SessionEnded, subjects
 
 log = logging.getLogger("dsec.evaluator")
@@ -28,7 +29,8 @@ async def serve(settings: EvaluatorSettings) -> int:
     name = f"evaluator-{settings.evaluator_replica}"
     log_reader = await LogReader.connect(settings.database_url)
     bus = await Bus.connect(settings.nats_url, name)
-    evaluator = Evaluator(bus, log_reader, settings, utc_now)
+    telemetry = connect(settings, "evaluator", settings.evaluator_replica)
+    evaluator = Evaluator(bus, log_reader, settings, utc_now, telemetry)
     try:
         await bus.await_stream()
         app = ServiceApp(
@@ -47,6 +49,7 @@ async def serve(settings: EvaluatorSettings) -> int:
     finally:
         await bus.close()
         await log_reader.close()
+        telemetry.close()
     return 0
 
 

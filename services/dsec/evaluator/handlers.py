@@ -15,6 +15,7 @@ from dsec.evaluator.audit import Audit, audit
 from dsec.evaluator.settings import EvaluatorSettings
 from dsec.platform.bus import BadMessage, Bus, Message, Settler
 from dsec.platform.log import LogReader
+from dsec.platform.telemetry import OFF, Telemetry, metrics
 from dsec.session import log_row
 from dsec_contracts import PolicySanityChecked, SessionEnded, keys
 from dsec_contracts.canonical import decode
@@ -33,6 +34,7 @@ class Evaluator:
         log: LogReader,
         settings: EvaluatorSettings,
         now: Callable[[], datetime],
+        telemetry: Telemetry = OFF,
     ) -> None:
         self._bus = bus
         self._log = log
@@ -47,6 +49,7 @@ class Evaluator:
             retry_s_max=settings.evaluator_retry_s_max,
         )
         self.sessions = 0
+        telemetry.counter(metrics.DEAD_LETTERS, lambda: self._settler.dead_letters)
 
     async def on_session_ended(self, message: Message) -> None:
         """Audit one session and acknowledge; never raises."""
