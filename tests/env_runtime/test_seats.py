@@ -133,8 +133,8 @@ async def test_what_is_known_of_reward_specs_is_bounded(
     slot = RunningSlot(world.folder / "slot", 1, create=True)
     kept = Library(reader, None, slot)
     for spec_hash, _ in specs:
-        assert not await kept.wants_prior(spec_hash, Tail(at, None))
-    assert list(kept._is_env_reward) == [spec_hash for spec_hash, _ in specs[-2:]]
+        assert not (await kept.rewarding(spec_hash, Tail(at, None))).wants_prior
+    assert list(kept._rewarding) == [spec_hash for spec_hash, _ in specs[-2:]]
     await reader.close()
 
 
@@ -171,7 +171,7 @@ async def test_many_starts_read_what_they_share_once(
     assert len({id(one) for one in found}) == 1
     assert counting.looked == 2, "an agent and an environment"
     hashes = [REWARD_SPEC[0]] * 20
-    await asyncio.gather(*(kept.wants_prior(one, Tail(at, None)) for one in hashes))
+    await asyncio.gather(*(kept.rewarding(one, Tail(at, None)) for one in hashes))
     assert counting.looked == 3
 
 

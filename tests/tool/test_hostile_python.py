@@ -193,7 +193,7 @@ async def test_a_secret_that_a_tool_prints_is_in_no_log(
     body = """
         import os, sys
         def tool():
-            print("key:", os.environ["KEY"])
+            print("key:", os.environ["KEY"], flush=True)
             sys.stderr.write("and " + os.environ["KEY"])
             sys.stderr.flush()
             os.write(1, os.environ["KEY"].encode())
