@@ -19,6 +19,8 @@ from dsec.tool.frames import Failure, Order, Outcome
 from dsec.tool.processes import Processes, Program
 from dsec_contracts import decode
 
+pytestmark = pytest.mark.long
+
 MEMORY_BYTES_MAX = 1 << 30
 BOMB = gzip.compress(gzip.compress(bytes(1 << 28)))
 """A few kilobytes that say a quarter of a gigabyte, twice packed."""

@@ -26,6 +26,8 @@ from dsec.tool.frames import Failure, Order, Outcome
 from dsec.tool.processes import Processes, Program
 from dsec_contracts import decode
 
+pytestmark = pytest.mark.long
+
 MARK = f"81.{os.getpid()}"
 X = {"type": "object", "properties": {"x": {"type": "integer"}}}
 BIG = 100_000_000

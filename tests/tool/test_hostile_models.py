@@ -24,6 +24,8 @@ from dsec.tool.model_answer import folded, recorded
 from dsec.tool.processes import Processes, Program
 from dsec_contracts import decode, encode
 
+pytestmark = pytest.mark.long
+
 QUESTION = {"messages": [{"role": "user", "content": "?"}]}
 STREAM = head(kind="text/event-stream")
 
