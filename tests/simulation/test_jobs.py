@@ -49,7 +49,14 @@ def at_work(run: psutil.Popen) -> list[psutil.Process]:
     raise AssertionError("it does not start")
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.long),
+    ],
+)
 def test_an_interrupted_run_ends_with_its_processes(run: psutil.Popen, how: signal.Signals) -> None:
     processes = at_work(run)
     run.send_signal(how)
