@@ -60,3 +60,13 @@ def test_workers_that_would_be_taken_for_dead_are_not_started(
     assert result.exit_code != 0
     assert "DSEC_HEARTBEAT_PERIOD_S is 5 and heartbeat_limit_s is 4" in result.output
     assert "heartbeat_limit_s in scheduler.config.yaml to 20" in result.output
+
+
+def test_a_variable_that_cannot_be_is_named_and_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSEC_WORKERS", "hunter2")
+    result = CliRunner().invoke(main, ["up", "--state-dir", str(tmp_path / "state")])
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: DSEC_WORKERS: Input should be a valid integer")
+    assert "hunter2" not in result.output

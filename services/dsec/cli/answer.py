@@ -68,10 +68,11 @@ def _sentence(error: BaseException) -> str | None:
     from dsec.platform.db import DatabaseError
     from dsec.platform.log import LogBehind, LogUnavailable
     from dsec.platform.objects import ObjectStoreError
+    from dsec.platform.settings import SettingsError
     from dsec.platform.stack import StackError
 
     known = (ClientError, SpecFileError, BusError, DatabaseError, ObjectStoreError, StackError)
-    if isinstance(error, (*known, LogBehind, LogUnavailable)):
+    if isinstance(error, (*known, LogBehind, LogUnavailable, SettingsError)):
         return str(error)
     if isinstance(error, ProgrammingError) and "does not exist" in str(error):
         return "the database has no log of this version: `dsec up` brings it there"

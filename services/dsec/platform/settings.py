@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dsec.platform.object_s3 import credentials_of
@@ -24,10 +25,32 @@ def _otel_variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(_OTEL)}
 
 
+class SettingsError(ValueError):
+    """A variable that cannot be: which, and why. Never what it holds, which may be a secret."""
+
+
+def _told(error: ErrorDetails) -> str:
+    """Which variable is wrong, and why."""
+    where = ".".join(map(str, error["loc"]))
+    return f"DSEC_{where.upper()}: {error['msg']}" if where else error["msg"]
+
+
 class Settings(BaseSettings):
     """The shared part. Read from `DSEC_*` variables."""
 
     model_config = SettingsConfigDict(env_prefix="DSEC_", extra="ignore")
+
+    def __init__(self, **values: Any) -> None:
+        """Read them.
+
+        Raises:
+            SettingsError: one cannot be.
+        """
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            told = map(_told, error.errors(include_input=False, include_url=False))
+            raise SettingsError("; ".join(told)) from None
 
     nats_url: str = Field(
         default="nats://127.0.0.1:4222",

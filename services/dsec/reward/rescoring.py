@@ -52,6 +52,8 @@ LANE = "rescore"
 COMPLETED = "completed"
 ROWS_A_TURN_MAX = 64
 """Rows that are scored at a time: live ticks have their turn between."""
+EPISODES_A_TURN_MAX = 8
+"""Where episodes are scored as a whole: each may be large."""
 
 
 class Recorded(NamedTuple):
@@ -330,12 +332,10 @@ class Rescorer:
 
 def _portions(session: Recorded, episodes: Mapping[int, int] | None) -> Iterator[Sequence[int]]:
     """The indices of the steps that are rewarded, some at a time."""
-    if episodes is not None:
-        yield from ([n] for n in episodes)
-        return
-    rows = range(len(session.steps))
-    for start in range(0, len(rows), ROWS_A_TURN_MAX):
-        yield rows[start : start + ROWS_A_TURN_MAX]
+    rows: Sequence[int] = range(len(session.steps)) if episodes is None else list(episodes)
+    size = ROWS_A_TURN_MAX if episodes is None else EPISODES_A_TURN_MAX
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
 
 
 def _by_request(recorded: Sequence[Known]) -> Mapping[Name, Sequence[Response]]:
