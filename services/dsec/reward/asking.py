@@ -174,6 +174,12 @@ class Outsides:
                 return True
         return False
 
+    def queue_s(self, row: Asking) -> float:
+        """How long, at least, the shortest queue lasts for what a row wants first."""
+        names = {request.service for request in row.needs.requests}
+        queues = [self._services[name].queue_s for name in names if name in self._services]
+        return min(queues, default=0.0)
+
     async def answer(self, row: Asking, rescore: Rescore) -> Answered:
         """What comes of a row once everything it wants has been answered, or cannot be."""
         known: list[Known] = []

@@ -141,6 +141,12 @@ class Outside:
         """Of the declaration that holds."""
         return self._fact.version
 
+    @property
+    def queue_s(self) -> float:
+        """How long the calls that wait here for its budget take at least; other replicas have
+        theirs."""
+        return self._permits.waiting / self._fact.qps_budget
+
     async def mode(self) -> Mode:
         """Whether its rewards are deferred now."""
         self._used_at = self._clock()

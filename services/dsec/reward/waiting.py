@@ -27,6 +27,12 @@ LOOK_AGAIN_S = 0.5
 """How soon rows that were asked for when their service was fast learn that it is slow."""
 LINGER_S = 0.005
 """Rows that are settled within this of each other travel in one message."""
+GATHER_S = 0.5
+"""Where calls queue for a service's budget, the rows that were answered within this run again
+together, at an instant that all ticks share: sessions that hear together step together, so that
+turns and messages carry several of them from then on."""
+QUEUE_S_MIN = 2 * GATHER_S
+"""How long a queue has to last for that: then an answer that is held costs the budget nothing."""
 
 
 class Beside(NamedTuple):
@@ -177,7 +183,13 @@ class Waiting:
     async def _answered(self, tick: Tick, n: int, row: Asking) -> dict[int, Answered]:
         spec = row.task.spec
         content = tick.contents[spec]
-        found = await self._outsides.answer(row, lambda task: self._turns.again(task, content))
+
+        async def again(task: Task) -> Outcome:
+            now_s = asyncio.get_running_loop().time()
+            await asyncio.sleep(gather_s(now_s, self._outsides.queue_s(row)))
+            return await self._turns.again(task, content)
+
+        found = await self._outsides.answer(row, again)
         if type(found.outcome) is not bytes:
             return {n: await self._keep.kept(found)}
         failure = self._recheck.failure(spec)
@@ -196,3 +208,13 @@ class Waiting:
         tasks, outcomes = [one.task for one in scored], [one.outcome for one in scored]
         failure = await self._recheck.differs(tasks, outcomes, {spec: tick.contents[spec]})
         return {one.row: Answered(failure or one.outcome, b"") for one in scored}
+
+
+def gather_s(now_s: float, queue_s: float) -> float:
+    """How long an answered row waits for others.
+
+    Args:
+        now_s: on any clock, the same for all ticks.
+        queue_s: how long the queue lasts in which its session will stand next.
+    """
+    return GATHER_S - now_s % GATHER_S if queue_s >= QUEUE_S_MIN else 0.0
