@@ -111,6 +111,8 @@ class Outside:
         self._clock = clock
         self._latencies = Latencies()
         self._calls: set[_UnderWay] = set()
+        self._queue = 0
+        """Requests that wait for a place and an instant."""
         self._used_at = clock()
         self._permits = Permits(bucket, fact.name, clock)
         self._standing = SharedStanding(
@@ -143,9 +145,9 @@ class Outside:
 
     @property
     def queue_s(self) -> float:
-        """How long the calls that wait here for its budget take at least; other replicas have
+        """How long the requests that wait here for their turn take at least; other replicas have
         theirs."""
-        return self._permits.waiting / self._fact.qps_budget
+        return self._queue / self._fact.qps_budget
 
     async def mode(self) -> Mode:
         """Whether its rewards are deferred now."""
@@ -260,8 +262,13 @@ class Outside:
         """A place and an instant for one request; gives what it goes through, and how long it may
         take, in seconds."""
         self._terms()  # before anything is taken: without its secrets nothing is sent
-        async with self._places:
-            await self._permits.take()
+        self._queue += 1
+        async with contextlib.AsyncExitStack() as place:
+            try:
+                await place.enter_async_context(self._places)
+                await self._permits.take()
+            finally:
+                self._queue -= 1
             client = self._http()  # with terms that may have been declared anew
             left_s = self._fact.deadline_s - max(call.clock.seconds() for call in calls)
             most_s = self._fact.attempt_s_max or self._fact.deadline_s * ATTEMPT_SHARE
