@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetJsonSchemaHandler
 
 SPEC_VERSION = "1.0"
 HEADER_CHARS_MAX = 1024
@@ -148,13 +148,23 @@ class Part(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="allow",
-        use_attribute_docstrings=True,
         ser_json_bytes="base64",
         val_json_bytes="base64",
         ser_json_inf_nan="constants",
         # Of thirty events a process uses a few: each is made ready when it is first used.
         defer_build=True,
     )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: Any, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """The JSON Schema, with what is written below each field."""
+        from dsec_contracts import docstrings
+
+        made = handler(core_schema)
+        docstrings.describe(cls, handler.resolve_ref_schema(made))
+        return made
 
 
 class Event(Part):
