@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import hashlib
 import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +15,8 @@ from uuid import UUID
 import nats
 import nats.js.errors
 import pytest
+from tests import forked
+from tests.forked import Forked
 
 from dsec.platform.bus import Bus
 from dsec.platform.clock import utc_now
@@ -39,10 +39,10 @@ class Rig:
     bus: Bus
     nats_url: str
     folder: Path
-    replicas: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    replicas: list[Forked] = field(default_factory=list)
     answers: list[AnchorStored | AnchorLost] = field(default_factory=list)
 
-    def start(self, object_store_url: str, **settings: object) -> subprocess.Popen[bytes]:
+    def start(self, object_store_url: str, **settings: object) -> Forked:
         """Start a replica. It has little patience unless the test says otherwise."""
         name = f"r{len(self.replicas)}"
         told = {"ack_wait_s": 1, "absent_s_max": 1, "retry_s_max": 1} | settings
@@ -52,10 +52,8 @@ class Rig:
             "DSEC_ANCHOR_REPLICA": name,
             **{f"DSEC_ANCHOR_{key.upper()}": str(value) for key, value in told.items()},
         }
-        with (self.folder / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "dsec.anchor_sync"], env=env, stderr=log
-            )
+        log = self.folder / f"{name}.log"
+        process = forked.start("dsec.anchor_sync.__main__", env=env, log=log)
         self.replicas.append(process)
         return process
 

@@ -7,8 +7,6 @@ import asyncio
 import contextlib
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,6 +18,8 @@ import nats
 import nats.js.errors
 import numpy as np
 import pytest
+from tests import forked
+from tests.forked import Forked
 
 from dsec.platform.bus import Bus, Message
 from dsec.platform.roles import SERVICES_BUCKET
@@ -131,7 +131,7 @@ class Rig:
     url: str
     folder: Path
     lane: str
-    replicas: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    replicas: list[Forked] = field(default_factory=list)
 
     async def send(
         self,
@@ -175,9 +175,7 @@ class Rig:
         whole.write_text(fact.model_dump_json())
         whole.rename(self.folder / f"{name}.service")
 
-    def start(
-        self, env: dict[str, str] | None = None, **settings: object
-    ) -> subprocess.Popen[bytes]:
+    def start(self, env: dict[str, str] | None = None, **settings: object) -> Forked:
         """Start a replica."""
         name = f"r{len(self.replicas)}"
         self.replicas.append(start_replica(self.url, self.folder, name, env, **settings))
@@ -261,14 +259,13 @@ class Rig:
 
 def start_replica(
     url: str, folder: Path, name: str, env: dict[str, str] | None = None, **settings: object
-) -> subprocess.Popen[bytes]:
+) -> Forked:
     """A replica whose specs lie in a folder."""
     # Rows that are scored again come in messages of their own, which is not what most tests count.
     settings = {"recheck_s": 0} | settings
     told = {f"DSEC_REWARD_{key.upper()}": str(value) for key, value in settings.items()}
     whole = os.environ | {"DSEC_NATS_URL": url, "DSEC_REWARD_REPLICA": name} | told | (env or {})
-    with (folder / f"{name}.log").open("wb") as log:
-        return subprocess.Popen([sys.executable, str(REPLICA), str(folder)], env=whole, stderr=log)
+    return forked.start(str(REPLICA), str(folder), env=whole, log=folder / f"{name}.log")
 
 
 async def _empty_stream(url: str) -> None:

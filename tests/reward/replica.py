@@ -27,5 +27,6 @@ async def declared(_: int) -> dict[str, ServiceFact]:
     return {fact.name: fact for fact in facts}
 
 
-configure_logging("reward", "INFO")
-sys.exit(uvloop.run(score_until_stopped(RewardSettings(), from_folder, None, declared)))
+def main() -> int:
+    configure_logging("reward", "INFO")
+    return uvloop.run(score_until_stopped(RewardSettings(), from_folder, None, declared))

@@ -6,8 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -22,6 +20,8 @@ import psycopg
 import pytest
 import uuid_utils
 from psycopg.rows import dict_row
+from tests import forked
+from tests.forked import Forked
 
 from dsec.platform.bus import Bus, Message
 from dsec.platform.clock import utc_now
@@ -96,14 +96,14 @@ class World:
     folder: Path
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     seen: list[tuple[Message, Event]] = field(default_factory=list)
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    processes: list[Forked] = field(default_factory=list)
     tasks: list[tuple[asyncio.Task[None], asyncio.Event]] = field(default_factory=list)
     beats: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     named: dict[str, list[UUID]] = field(default_factory=dict)
 
     # -- processes -----------------------------------------------------------------------------
 
-    def start(self, service: str, config: str = CONFIG) -> subprocess.Popen[bytes]:
+    def start(self, service: str, config: str = CONFIG) -> Forked:
         """Start a service as a process."""
         path = self.folder / f"config-{len(self.processes)}.yaml"
         path.write_text(config)
@@ -113,7 +113,7 @@ class World:
             "DSEC_DATABASE_URL": self.database_url,
             "DSEC_SCHEDULER_CONFIG": str(path),
         }
-        process = subprocess.Popen([sys.executable, "-m", f"dsec.{service}"], env=environment)
+        process = forked.start(f"dsec.{service}.__main__", env=environment)
         self.processes.append(process)
         return process
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import subprocess
-import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -17,6 +15,8 @@ from uuid import UUID
 import nats
 import nats.js.errors
 import pytest
+from tests import forked
+from tests.forked import Forked
 
 from dsec.platform.bus import Bus, Message
 from dsec.platform.clock import utc_now
@@ -66,11 +66,11 @@ class Rig:
     nats_url: str
     database_url: str
     folder: Path
-    replicas: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    replicas: list[Forked] = field(default_factory=list)
     answers: list[tuple[Message, ToolReturned | ToolFailed]] = field(default_factory=list)
     sent: int = 0
 
-    def start(self, **settings: object) -> subprocess.Popen[bytes]:
+    def start(self, **settings: object) -> Forked:
         """Start a replica. It has little patience unless the test says otherwise."""
         name = f"r{len(self.replicas)}"
         told = {"ack_wait_s": 1, "unknown_grace_s": 0.5, "absent_s_max": 1} | settings
@@ -83,8 +83,7 @@ class Rig:
                 for key, value in told.items()
             },
         }
-        with (self.folder / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen([sys.executable, "-m", "dsec.tool"], env=env, stderr=log)
+        process = forked.start("dsec.tool.__main__", env=env, log=self.folder / f"{name}.log")
         self.replicas.append(process)
         return process
 
