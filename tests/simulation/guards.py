@@ -211,7 +211,7 @@ SWITCHING_FREE = replace(SWITCHING, sessions=((5, 1, 8), (5, 2, 8), (7, 2, 8), (
 GUARDS = {
     "the fence": Guard(2, Switches(fence=False), plan=ZOMBIES),
     "what a placement or a note of a call builds on": Guard(
-        0, Switches(expected_sequence=False), plan=TWO_ANSWERS
+        16, Switches(expected_sequence=False), plan=TWO_ANSWERS
     ),
     "natural keys": Guard(0, Switches(natural_key=False), plan=DOUBLED),
     "the wait for the floor": Guard(10, Switches(floor_wait=False)),

@@ -19,7 +19,7 @@ from tests.simulation.guards import GUARDS, Guard
 from tests.simulation.simulate import Result, simulate
 
 SEEDS = 400
-SECONDS_MAX = 15.0
+SECONDS_MAX = 10.0
 """No more seeds are begun after this; `just simulate` has more time."""
 SEEDS_MIN = 25
 GUARD_SEEDS_MAX = 200
