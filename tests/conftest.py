@@ -66,7 +66,8 @@ os.environ.setdefault("DSEC_WORKERS", "1")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests are spread over processes, one has all that start whole stacks: two at once only
     slow each other down. One has all that share what is dear, and otherwise a whole file; and what
-    takes longest begins first.
+    takes longest begins first. Those that share a stack follow each other, for it to end after
+    them.
 
     First of its name: pytest-xdist reads the groups in a hook of this name.
     """
@@ -74,7 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     groups = {item: _group(item) for item in items}
     for item, group in groups.items():
         item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: begins.get(groups[item], len(begins)))
+    items.sort(key=lambda item: (begins.get(groups[item], len(begins)), _stack_of(item) is None))
 
 
 def _group(item: pytest.Item) -> str:
@@ -82,6 +83,22 @@ def _group(item: pytest.Item) -> str:
     names.update(getattr(item, "fixturenames", ()))
     dear = next((group for name, group in DEAR.items() if name in names), None)
     return dear or item.nodeid.partition(".py::")[0].removeprefix("tests/")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """A stack ends after the last test that needs it: one that idles until the whole run is over
+    takes a tenth of a core from all others."""
+    yield
+    stack = _stack_of(item)
+    if stack is not None and (nextitem is None or _stack_of(nextitem) is not stack):
+        stack.finish(item._request)
+
+
+def _stack_of(item: pytest.Item) -> Any:
+    """The fixture of the stack that a test shares with others, of which there are several."""
+    found = item._fixtureinfo.name2fixturedefs.get("stack")
+    return found[-1] if found and found[-1].scope == "session" else None
 
 
 @pytest.hookimpl(optionalhook=True)
