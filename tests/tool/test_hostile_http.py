@@ -7,6 +7,7 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -22,8 +23,12 @@ from dsec_contracts import decode
 pytestmark = pytest.mark.long
 
 MEMORY_BYTES_MAX = 1 << 30
-BOMB = gzip.compress(gzip.compress(bytes(1 << 28)))
-"""A few kilobytes that say a quarter of a gigabyte, twice packed."""
+
+
+@cache
+def bomb() -> bytes:
+    """A few kilobytes that say a quarter of a gigabyte, twice packed."""
+    return gzip.compress(gzip.compress(bytes(1 << 28)))
 
 
 def _drips(connection: socket.socket, _: bytes) -> None:
@@ -60,6 +65,15 @@ def _echoes(connection: socket.socket, asked: bytes) -> None:
     connection.sendall(head("400 Bad", "text/plain") + asked)
 
 
+def _bombs(connection: socket.socket, _: bytes) -> None:
+    packed = gzip.decompress(bomb())
+    connection.sendall(head("200 OK", "text/plain", "Content-Encoding: gzip") + packed)
+
+
+def _bombs_twice(connection: socket.socket, _: bytes) -> None:
+    connection.sendall(head("200 OK", "text/plain", "Content-Encoding: gzip, gzip") + bomb())
+
+
 SAYINGS = {
     "drips": _drips,
     "floods": _floods,
@@ -68,8 +82,8 @@ SAYINGS = {
     "informs": _informs,
     "many-headers": _many_headers,
     "echoes": _echoes,
-    "bomb": saying(head("200 OK", "text/plain", "Content-Encoding: gzip") + gzip.decompress(BOMB)),
-    "bomb-twice": saying(head("200 OK", "text/plain", "Content-Encoding: gzip, gzip") + BOMB),
+    "bomb": _bombs,
+    "bomb-twice": _bombs_twice,
     "no-gzip": saying(head("200 OK", "text/plain", "Content-Encoding: gzip") + b"not at all"),
     "no-packing": saying(head("200 OK", "text/plain", "Content-Encoding: br") + b"not at all"),
     "no-charset": saying(head(kind="text/plain; charset=no-such") + b"text"),

@@ -20,7 +20,6 @@ from dsec.client.yaml_file import SpecFileError
 from dsec.platform.user_limits import UserLimits
 from dsec.session.documents import seal
 from dsec.session.tool_document import ToolDocument
-from dsec.tool import mcp_server
 from dsec.tool.call import Tool, load
 from dsec.tool.frames import Failure, Order, Outcome
 from dsec.tool.processes import Processes, Program
@@ -307,7 +306,7 @@ async def test_a_redirect_takes_no_secret_to_another_host() -> None:
 def test_a_server_that_never_answers_does_not_hang_a_registration(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(mcp_server, "LIST_WAIT_S_MAX", 1.0)
+    monkeypatch.setattr("dsec.tool.mcp_server.LIST_WAIT_S_MAX", 1.0)
     silent: RawServer
     with raw_server(SAYINGS) as silent:
         for given in (
