@@ -16,6 +16,7 @@ UNNEEDED = {
     "dsec.env_runtime.worker": ("aiohttp", "sqlalchemy"),
     "dsec.reward.__main__": ("sqlalchemy",),
     "dsec.tool.__main__": ("aiohttp", "sqlalchemy", "httpx", "jsonschema", "mcp", *SESSIONS),
+    "dsec.tool.calling_process": ("nats", "asyncpg", "aiohttp", "httpx", "mcp", *SESSIONS),
     "dsec.anchor_sync.__main__": ("aiohttp", "asyncpg", "sqlalchemy", "boto3", *SESSIONS),
     "dsec.recorder.__main__": ("aiohttp", "asyncpg"),
     "dsec.evaluator.__main__": ("aiohttp", "sqlalchemy", *SESSIONS),

@@ -17,11 +17,12 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
-from typing import Any, Final, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from dsec.session.seeds import derive
+
+if TYPE_CHECKING:  # the process of a tool needs none of it, and starts a fifth sooner without
+    import numpy as np
 
 EPOCH_NS: Final = 1_577_836_800 * 1_000_000_000
 """Where every session's clock starts: 2020-01-01T00:00:00Z."""
@@ -121,6 +122,8 @@ class Chance:
     def numpy(self) -> np.random.RandomState:
         """What the legacy functions of ``numpy.random`` draw from."""
         if self._numpy is None:
+            import numpy as np
+
             self.used.add("numpy")
             bits = np.random.MT19937(derive(self.seed, "numpy", 0))
             self._numpy = np.random.RandomState(bits)
@@ -180,6 +183,8 @@ class Chance:
             self._random.setstate((int(saved["version"]), words, saved["gauss_next"]))
         self._numpy = None
         if state["numpy"] is not None:
+            import numpy as np
+
             self._numpy = np.random.RandomState(np.random.MT19937(0))
             self._numpy.set_state(state["numpy"])
         self._set_torch_bytes(state["torch"])
@@ -189,10 +194,16 @@ class Chance:
             return self.torch_loaded.read()
         if self.torch_state is None:
             return None
+        import numpy as np
+
         return np.asarray(self.torch_state, dtype=np.uint8).copy()
 
     def _set_torch_bytes(self, saved: Any) -> None:
-        self.torch_state = None if saved is None else np.array(saved, dtype=np.uint8)
+        self.torch_state = None
+        if saved is not None:
+            import numpy as np
+
+            self.torch_state = np.array(saved, dtype=np.uint8)
         if self.torch_loaded is not None:
             if self.torch_state is None:
                 raise ValueError("a state without torch cannot be set while torch is swapped in")
@@ -200,6 +211,8 @@ class Chance:
 
 
 def _random_state(generator: random.Random) -> dict[str, Any]:
+    import numpy as np
+
     version, words, gauss_next = generator.getstate()
     return {
         "version": version,
