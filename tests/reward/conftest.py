@@ -36,7 +36,6 @@ from dsec_contracts.columns import VarColumn
 from dsec_contracts.service import ServiceFact
 from dsec_contracts.step import StepCircumstance, StepColumns
 
-REPLICA = Path(__file__).with_name("replica.py")
 WAIT_S_MAX = 20.0
 HEADER = "import dsec\n"
 
@@ -265,7 +264,7 @@ def start_replica(
     settings = {"recheck_s": 0} | settings
     told = {f"DSEC_REWARD_{key.upper()}": str(value) for key, value in settings.items()}
     whole = os.environ | {"DSEC_NATS_URL": url, "DSEC_REWARD_REPLICA": name} | told | (env or {})
-    return forked.start(str(REPLICA), str(folder), env=whole, log=folder / f"{name}.log")
+    return forked.start("tests.reward.replica", str(folder), env=whole, log=folder / f"{name}.log")
 
 
 async def _empty_stream(url: str) -> None:
