@@ -254,9 +254,10 @@ async def test_a_process_that_wants_a_service_its_spec_does_not_name_is_refused(
 
 async def test_an_answer_after_the_deadline_of_an_attempt(rig: Rig, stock: HttpService) -> None:
     async def late_once(asked: Asked) -> Answer:
-        if len(stock.asked) == 1:
+        number = len(stock.asked)
+        if number == 1:
             await asyncio.sleep(1)
-        return Answer(body={"left": len(stock.asked)})
+        return Answer(body={"left": number})
 
     rig.know(ASKS)
     rig.declare("stock", stock.url, attempt_s_max=0.3)
@@ -264,7 +265,8 @@ async def test_an_answer_after_the_deadline_of_an_attempt(rig: Rig, stock: HttpS
     rig.start()
     await rig.send([ASKS[0]])
     (event,) = await rig.scored(1)
-    assert np.frombuffer(event.row.value, "<f8")[0] == 3.0
+    value = np.frombuffer(event.row.value, "<f8")[0]
+    assert value >= 3.0, "that of an attempt after the first"
 
 
 async def test_a_service_that_is_down_for_some_seconds_costs_nothing(
@@ -286,31 +288,33 @@ async def test_a_service_that_is_down_for_some_seconds_costs_nothing(
 async def test_a_slow_service_holds_up_nobody_who_does_not_ask_it(
     rig: Rig, stock: HttpService
 ) -> None:
+    answers = asyncio.Event()
+
     async def slow(asked: Asked) -> Answer:
-        await asyncio.sleep(3)
+        await answers.wait()
         return Answer(body={"left": 7})
 
     rig.know(ASKS)
-    rig.declare("stock", stock.url, concurrency_max=64, deadline_s=30)
+    rig.declare("stock", stock.url, concurrency_max=64, deadline_s=60, attempt_s_max=50)
     stock.behave = slow
     rig.start(ticks_waiting_max=4)
     for n in range(6):  # more than may wait
         await rig.send([ASKS[0]], f"slow{n}", step=n)
     await asked_for(stock, 4)
-    began = time.monotonic()
     for n in range(20):
         await rig.send([ENV_SPEC[0]], f"quick{n}", step=100 + n)
     quick = await rig.scored(20)
-    took_s = time.monotonic() - began
-    assert took_s < 2.5, rig.logs()
+    answers.set()
     assert all(event.row.responses is None for event in quick)
     await rig.settled()
     assert len(facts(await rig.scored(26))) == 26
 
 
 async def test_a_lane_that_asks_again_is_answered_once(rig: Rig, stock: HttpService) -> None:
+    answers = asyncio.Event()
+
     async def slow(asked: Asked) -> Answer:
-        await asyncio.sleep(1)
+        await answers.wait()
         return Answer(body={"left": 7})
 
     rig.know(ASKS)
@@ -318,8 +322,13 @@ async def test_a_lane_that_asks_again_is_answered_once(rig: Rig, stock: HttpServ
     stock.behave = slow
     rig.start()
     await rig.send([ASKS[0]] * 2, "a")
-    await asyncio.sleep(0.3)
+    await asked_for(stock, 2)
     await rig.send([ASKS[0]] * 2, "again")
+    async with asyncio.timeout(30):
+        while await rig.deliveries() < 2:  # noqa: ASYNC110 - the server's, not ours
+            await asyncio.sleep(0.05)
+    await asyncio.sleep(0.2)  # what it would ask
+    answers.set()
     await rig.settled()
     assert len(facts(await rig.scored(1))) >= 1
     assert len(stock.asked) == 2
@@ -443,8 +452,9 @@ async def test_who_was_asked_for_before_a_service_hung_goes_on_without(
         await rig.send([ASKS[0]] * 6, f"tick{n}", step=n, deferrable=True)
     notices = [m.event() for m in await rig.messages("reward.deferred", 12)]
     assert {e.fact.step for e in notices if isinstance(e, RewardDeferred)} == {0, 1}
-    assert len(stock.asked) == 12  # nothing was asked again
+    await asked_for(stock, 12)
     await asyncio.sleep(1)
+    assert len(stock.asked) == 12, "nothing was asked again"
     (message,) = await rig.messages("service.mode_changed", 1, "stock")  # one replica says so
     switched = message.event()
     assert isinstance(switched, ServiceModeChanged)
