@@ -44,17 +44,25 @@ LONGEST = (
     "timescaledb",
     "recorder/test_recorder",
     "simulation/test_simulation",
+    "env_runtime/test_anchors",
     "tool/test_mcp",
-    "reward/test_replicas",
-    "reward/test_asking",
+    "tool/test_hostile_python",
     "tool/test_service",
     "timescale_community",
+    "reward/test_asking",
     "env_runtime/test_worker",
-    "reward/test_service",
+    "platform/test_nats_cluster",
+    "env_runtime/test_tools",
+    "scheduler/test_service",
+    "reward/test_replicas",
+    "tool/test_processes",
     "tool/test_limits",
+    "simulation/test_jobs",
+    "client/test_verification",
     "platform/test_objects",
+    "reward/test_service",
 )
-"""Groups that take half a minute and more, on a busy machine. They begin first and in this order:
+"""Groups that take a quarter of a minute and more. They begin first and in this order:
 what begins last should be short, so that no process works alone in the end."""
 _left_out: set[str] = set()
 # Of stacks that tests start: who means that sessions share a worker need not say so, and a worker

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,15 +40,6 @@ TWICE = spec_of(
     "    a, b = await services.gather(*[services['stock'].get('/left')] * 2)\n"
     "    c = await services['stock'].post('/left', json={'n': a.json()['left']})\n"
     "    return {'a': a.json()['left'], 'b': b.json()['left'], 'c': c.json()['left']}\n"
-)
-
-
-BUSY = spec_of(
-    "@dsec.reward()\n"
-    "def score(t, services):\n"
-    "    for _ in range(60_000_000):\n"
-    "        pass\n"
-    "    return 2.0\n"
 )
 
 
@@ -111,12 +103,23 @@ async def test_a_reward_that_asks_and_what_is_recorded_of_it(rig: Rig, stock: Ht
             assert again.value == values[raw_id]
 
 
-async def test_a_slow_function_holds_up_nobody_who_needs_none(rig: Rig) -> None:
+async def test_a_slow_function_holds_up_nobody_who_needs_none(rig: Rig, tmp_path: Path) -> None:
     """Nor does the start of the process that functions run in."""
-    rig.know(BUSY)
+    goes_on = tmp_path / "goes-on"
+    busy = spec_of(
+        "import os\n"
+        "@dsec.reward()\n"
+        "def score(t, services):\n"
+        f"    while not os.path.exists({str(goes_on)!r}):\n"
+        "        pass\n"
+        "    return 2.0\n"
+    )
+    rig.know(busy)
     rig.start()
-    await rig.send([BUSY[0]], "busy", step=0)
+    await rig.send([busy[0]], "busy", step=0)
     await rig.send([ENV_SPEC[0]], "quick", step=1)
+    await rig.scored(1)
+    goes_on.touch()
     found = await rig.scored(2)
     assert [np.frombuffer(event.row.value, "<f8")[0] for event in found] == [1.0, 2.0]
 
