@@ -184,7 +184,9 @@ def test_a_drifted_asyncapi_document_is_found_and_written(directory: Path) -> No
     assert freeze.check(directory) == []
 
 
-def test_the_command_answers_by_its_exit_code(directory: Path) -> None:
+def test_the_command_answers_by_its_exit_code(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "dsec_contracts.freeze", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -194,8 +196,10 @@ def test_the_command_answers_by_its_exit_code(directory: Path) -> None:
     failed = run("--check", "--directory", str(directory))
     assert failed.returncode == 1
     assert SCHEMA in failed.stdout
-    assert run("--write", "--directory", str(directory)).returncode == 0
-    assert run("--check", "--directory", str(directory)).returncode == 0
-    nowhere = run("--check", "--directory", str(directory / "nowhere"))
-    assert nowhere.returncode == 2
-    assert "--directory" in nowhere.stderr
+    # What it answers from here on needs no process of its own.
+    assert freeze.main(["--write", "--directory", str(directory)]) == 0
+    assert freeze.main(["--check", "--directory", str(directory)]) == 0
+    with pytest.raises(SystemExit) as nowhere:
+        freeze.main(["--check", "--directory", str(directory / "nowhere")])
+    assert nowhere.value.code == 2
+    assert "--directory" in capsys.readouterr().err
