@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -77,9 +79,14 @@ def parse(event_type: str, body: bytes) -> Event:
 
 def schema(event: type[Event]) -> dict[str, Any]:
     """The JSON Schema of an event's body."""
-    result = TypeAdapter(event).json_schema(mode="validation")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"{event.event_type()}.schema.json",
-        **result,
+        **json.loads(_schema_text(event)),
     }
+
+
+@cache
+def _schema_text(event: type[Event]) -> str:
+    # As text: whoever asks gets a dictionary of their own. A freeze asks twice for each.
+    return json.dumps(TypeAdapter(event).json_schema(mode="validation"))
