@@ -7,22 +7,16 @@ and acknowledged, so a session runs whether or not its client stays.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from uuid import UUID
 
 import uuid_utils.compat
-from tenacity import (
-    AsyncRetrying,
-    retry_if_exception,
-    stop_after_delay,
-    wait_random_exponential,
-)
 
-from dsec.client.endpoints import ClientError, find_endpoints, stack_folder
+from dsec.client.connections import Connections
+from dsec.client.endpoints import ClientError
 from dsec.client.episodes import Episode, episodes_of, rejected_episode
 from dsec.client.publishing import (
     publish_cancel,
@@ -30,28 +24,17 @@ from dsec.client.publishing import (
     publish_requests,
     publish_spec,
 )
-from dsec.client.queries import Queries, Summary
+from dsec.client.queries import Summary
 from dsec.client.requests import request_facts
 from dsec.client.sealing import SealedSpec
 from dsec.client.specs import SessionPlan, read_session, read_spec
-from dsec.platform.bus import Bus
+from dsec.client.waiting import finished
 from dsec.platform.clock import utc_now
-from dsec.platform.engine import is_away
-from dsec.platform.log import LogReader, Position
-from dsec.platform.objects import ObjectStore
-from dsec.platform.stack.room import full_disk
+from dsec.platform.log import Position
 from dsec.session import log_row
 from dsec_contracts import canonical
 from dsec_contracts.session import RequestFact
 from dsec_contracts.spec import PolicyFact, SpecKind
-
-POLL_S_MIN = 0.05
-POLL_S_MAX = 0.5
-AWAY_S_MAX = 120.0
-"""How long the log's database may be away while sessions are waited for."""
-AWAY_PAUSE_S_MAX = 5.0
-DISK_LOOK_S = 2.0
-"""How often it is looked at whether the disk of a stack that takes nothing is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +48,7 @@ class Group:
 Sessions = Group | Sequence[UUID]
 
 
-class Client:
+class Client(Connections):
     """An async context manager; connections are made when they are first needed.
 
     Args:
@@ -85,61 +68,15 @@ class Client:
         state_dir: Path | None = None,
         name: str = "client",
     ) -> None:
-        self._disk = None if nats_url and database_url else stack_folder(state_dir)
-        if not (nats_url and database_url):
-            found = find_endpoints(state_dir)
-            nats_url = nats_url or found.nats_url
-            database_url = database_url or found.database_url
-            object_store_url = object_store_url or found.object_store_url
-        self.nats_url = nats_url
-        self.database_url = database_url
-        self.object_store_url = object_store_url or ""
-        self.name = name
-        self.queries = Queries.connect(database_url)
-        self._bus: Bus | None = None
-        self._log: LogReader | None = None
-        self._connecting = asyncio.Lock()
+        super().__init__(
+            nats_url=nats_url,
+            database_url=database_url,
+            object_store_url=object_store_url,
+            state_dir=state_dir,
+            name=name,
+        )
         self._registered: set[str] = set()
         self._unfinished: dict[str, tuple[Group, list[RequestFact]]] = {}
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._bus is not None:
-            await self._bus.close()
-        if self._log is not None:
-            await self._log.close()
-        await self.queries.close()
-
-    async def bus(self) -> Bus:
-        """The bus, connected."""
-        async with self._connecting:
-            if self._bus is None:
-                self._bus = await Bus.connect(self.nats_url, self.name)
-            return self._bus
-
-    async def log(self) -> LogReader:
-        """The log, connected."""
-        async with self._connecting:
-            if self._log is None:
-                self._log = await LogReader.connect(self.database_url)
-            return self._log
-
-    def objects(self) -> ObjectStore:
-        """The object store.
-
-        Raises:
-            ClientError: none is configured.
-        """
-        if not self.object_store_url:
-            raise ClientError("no object store is configured: set DSEC_OBJECT_STORE_URL")
-        return ObjectStore(self.object_store_url)
 
     # -- specs and policies --------------------------------------------------------------------
 
@@ -255,20 +192,6 @@ class Client:
         for session_id in ids:
             await self._taken(publish_cancel(bus, session_id, reason, utc_now()))
 
-    async def _taken(self, publishing: Coroutine[Any, Any, None]) -> None:
-        """Publish. A bus that is away is waited for, but not one whose disk is full: it says
-        nothing, and does not come back by itself."""
-        task = asyncio.create_task(publishing)
-        try:
-            while not (await asyncio.wait({task}, timeout=DISK_LOOK_S))[0]:
-                if self._disk is not None and (sentence := full_disk(self._disk)) is not None:
-                    raise ClientError(sentence)
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
-        task.result()
-
     async def wait(
         self,
         sessions: Sessions,
@@ -287,32 +210,15 @@ class Client:
         ids = _ids(sessions)
         done = 0
         async with asyncio.timeout(timeout_s):
-            async for finished in self.finished(ids):
-                done += len(finished)
+            async for over in finished(self.queries, ids):
+                done += len(over)
                 if on_progress is not None:
                     on_progress(done)
         return await self.queries.summaries(ids)
 
-    async def finished(self, ids: Sequence[UUID]) -> AsyncIterator[list[UUID]]:
+    def finished(self, ids: Sequence[UUID]) -> AsyncIterator[list[UUID]]:
         """Sessions as they are over, in the order in which they are found to be."""
-        waiting = dict.fromkeys(ids)
-        pause_s = POLL_S_MIN
-        while waiting:
-            over: set[UUID] = await _patiently(self._over, list(waiting))
-            if over:
-                pause_s = POLL_S_MIN
-                found = [i for i in waiting if i in over]
-                for session_id in found:
-                    del waiting[session_id]
-                yield found
-            else:
-                pause_s = min(POLL_S_MAX, pause_s * 1.5)
-            if waiting:
-                await asyncio.sleep(pause_s)
-
-    async def _over(self, ids: list[UUID]) -> set[UUID]:
-        over = await self.queries.ended(ids)
-        return over | (await self.queries.rejections([i for i in ids if i not in over])).keys()
+        return finished(self.queries, ids)
 
     async def position(self) -> Position:
         """Where the log stands. What is read as of it stays what it is."""
@@ -333,9 +239,10 @@ class Client:
         """
         log = await self.log()
         get_blob = self.objects().get if self.object_store_url else _no_blob
-        async for finished in self.finished(_ids(group)) if as_of is None else _once(_ids(group)):
-            refused = await self.queries.rejections(finished, as_of)
-            for session_id in finished:
+        ids = _ids(group)
+        async for over in finished(self.queries, ids) if as_of is None else _once(ids):
+            refused = await self.queries.rejections(over, as_of)
+            for session_id in over:
                 if as_of is None:
                     rows = await log.rows(session_id)
                 else:
@@ -355,15 +262,6 @@ def _new_sessions(
     group = group_id or plan.session.group_id or str(uuid_utils.compat.uuid7())
     facts = request_facts(plan.session, plan.hashes(), ids, utc_now(), group_id=group, **how)
     return Group(group, tuple(ids)), facts
-
-
-_patiently = AsyncRetrying(
-    retry=retry_if_exception(is_away),
-    wait=wait_random_exponential(POLL_S_MIN, AWAY_PAUSE_S_MAX),
-    stop=stop_after_delay(AWAY_S_MAX),
-    reraise=True,
-)
-"""The sessions go on while the database restarts; so does waiting for them."""
 
 
 def _check_curriculum(plan: SessionPlan) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from dsec.client.client import POLL_S_MAX, POLL_S_MIN, Client
+from dsec.client.client import Client
 from dsec.client.endpoints import ClientError
 from dsec.client.queries import AT, at_parameters
+from dsec.client.waiting import POLL_S_MAX, POLL_S_MIN
 from dsec.platform.bus import Bus
 from dsec.platform.clock import utc_now
 from dsec_contracts import RewardRescoreRequested
