@@ -15,6 +15,8 @@ import pytest
 from tests.env_runtime.conftest import connected
 
 from dsec.env_runtime import supervisor
+from dsec.env_runtime.child import Child
+from dsec.env_runtime.death import judge
 from dsec.env_runtime.running import (
     EXIT_FENCED,
     EXIT_OUT_OF_MEMORY,
@@ -23,7 +25,7 @@ from dsec.env_runtime.running import (
     Starter,
 )
 from dsec.env_runtime.settings import WORKERS_UNASKED_MAX, EnvRuntimeSettings
-from dsec.env_runtime.supervisor import Child, Supervisor, judge
+from dsec.env_runtime.supervisor import Supervisor
 from dsec.platform.bus import Bus
 from dsec.platform.settings import SettingsError
 from dsec_contracts import WorkerHeartbeat, parse

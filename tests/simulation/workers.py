@@ -13,9 +13,10 @@ from tests.simulation.clock import Process
 from tests.simulation.log import Reader
 
 from dsec.env_runtime import supervisor
+from dsec.env_runtime.child import Child
 from dsec.env_runtime.running import EXIT_FENCED, RunningSlot
 from dsec.env_runtime.settings import EnvRuntimeSettings
-from dsec.env_runtime.supervisor import Child, Supervisor
+from dsec.env_runtime.supervisor import Supervisor
 from dsec.env_runtime.worker import Worker
 from dsec.platform.bus import PublishRefused
 

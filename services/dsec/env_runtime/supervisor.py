@@ -17,29 +17,24 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, monotonic_ns
 
 import psutil
 import uuid_utils
 
-from dsec.env_runtime.running import (
-    EXIT_FENCED,
-    EXIT_OUT_OF_MEMORY,
-    Running,
-    RunningSlot,
-    Starter,
-)
+from dsec.env_runtime.child import Child
+from dsec.env_runtime.death import Death
+from dsec.env_runtime.running import RunningSlot
 from dsec.env_runtime.settings import EnvRuntimeSettings
 from dsec.platform.bus import Bus
 from dsec.platform.bus.retry import AWAY
 from dsec.platform.cancellation import cancelled
 from dsec.platform.clock import utc_now
 from dsec.platform.user_environment import of_sessions
-from dsec.platform.user_limits import kill_group, started_by
+from dsec.platform.user_limits import kill_group
 from dsec_contracts import WorkerHeartbeat, subjects
-from dsec_contracts.worker import Culprit, DeathReason, HeartbeatCircumstance, HeartbeatFact
+from dsec_contracts.worker import HeartbeatCircumstance, HeartbeatFact
 
 log = logging.getLogger(__name__)
 
@@ -49,86 +44,6 @@ RESPAWN_PAUSE_S = 1.0
 """A worker that lived shorter than this waits as long before its successor starts."""
 DEAD_SAID_S_MAX = 600.0
 FENCED_LEAVES_S_MAX = 3.0
-
-
-def oom_kills() -> int:
-    """How many processes the system has killed for memory so far; 0 where it does not say."""
-    try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
-
-
-@dataclass(slots=True)
-class Child:
-    """A worker process."""
-
-    name: str
-    isolated: bool
-    process: asyncio.subprocess.Process
-    slot: RunningSlot
-    began: float = field(default_factory=monotonic)
-    oom_kills: int = field(default_factory=oom_kills)
-    """Of the system, before it started."""
-    killed_for: DeathReason | None = None
-    fenced_at_s: float | None = None
-
-    def starter(self) -> Starter | None:
-        """Whose code has started a process in it, and how far that session was; where it shares its
-        worker with others, how far it was when it did."""
-        found = self.slot.starter()
-        return replace(found, step=self.slot.last_step) if found and self.isolated else found
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """Why a worker died, and whose code was running."""
-
-    reason: DeathReason
-    culprit: Culprit | None
-    detail: str
-
-
-def judge(
-    code: int,
-    running: Running | None,
-    killed_for: DeathReason | None,
-    *,
-    out_of_memory: bool,
-    starter: Starter | None = None,
-) -> Death | None:
-    """What an exit code and the shared memory say. None: nothing to report.
-
-    Args:
-        code: as `asyncio` gives it, negative for a signal.
-        killed_for: why the supervisor killed the worker, if it did.
-        out_of_memory: the worker said so, or the system killed somebody for memory meanwhile.
-        starter: whose code has started a process in this worker, whoever's ran at the end.
-    """
-    if code == EXIT_FENCED:
-        return None
-    # No crash is a SIGKILL, and user code is kept from sending it: an operator did, or a machine
-    # that is taken away. But what user code has started can, and nobody says who did.
-    outside = code == -signal.SIGKILL and killed_for is None and not out_of_memory
-    blamed: Running | Starter | None = running
-    if outside and starter is not None:
-        is_its_own = running is not None and running.session_id == starter.session_id
-        blamed = running if is_its_own else starter
-    culprit = (
-        None
-        if blamed is None
-        else Culprit(session_id=blamed.session_id, step=blamed.step, suspect_only=outside or None)
-    )
-    if killed_for is not None:
-        return Death(killed_for, culprit, f"killed: {killed_for}")
-    if out_of_memory or code == EXIT_OUT_OF_MEMORY:
-        return Death("oom", culprit, "no more memory")
-    if code < 0:
-        return Death("signal", culprit, f"signal {signal.Signals(-code).name}")
-    if code == 0 and running is None:
-        return Death("drained", None, "stopped in good order")
-    return Death("exit", culprit, f"exit code {code}")
 
 
 class Supervisor:
@@ -172,15 +87,7 @@ class Supervisor:
             code = await child.process.wait()
             kill_group(child.process.pid)  # what user code started and left
             del self._children[child.name]
-            death = judge(
-                code,
-                child.slot.read(),
-                child.killed_for,
-                out_of_memory=child.slot.is_out_of_memory or oom_kills() > child.oom_kills,
-                starter=child.starter(),
-            )
-            if child.fenced_at_s is not None:
-                death = None
+            death = child.death(code)
             child.slot.close(remove=True)
             log.warning("worker %s ended: %s", child.name, death or "it was fenced")
             if death is not None and not self._stopping:
@@ -220,47 +127,18 @@ class Supervisor:
             await asyncio.sleep(WATCH_PERIOD_S)
             now = monotonic()
             for child in list(self._children.values()):
-                self._check_deadline(child)
-                self._check_processes(child)
+                child.check_deadline()
+                child.check_processes(self._settings.user_processes_max)
             if now - last_memory >= MEMORY_PERIOD_S:
                 last_memory = now
                 for child in list(self._children.values()):
-                    self._check_memory(child)
+                    child.check_memory(self._settings.worker_memory_bytes_max)
             if now - last_beat >= self._settings.heartbeat_period_s:
                 last_beat = now
                 for child in list(self._children.values()):
                     if child.name in self._children:  # it may end while another is looked at
                         await self._vouch(child)
                         await self._check_fence(child, now)
-
-    def _kill(self, child: Child, reason: DeathReason) -> None:
-        if child.killed_for is None:
-            child.killed_for = reason
-            kill_group(child.process.pid)
-
-    def _check_deadline(self, child: Child) -> None:
-        running = child.slot.read()
-        if running is None:
-            return
-        for_s = (monotonic_ns() - running.since_ns) / 1e9
-        if for_s > running.step_deadline_s:
-            log.warning("session %s: step %d takes %.1f s", running.session_id, running.step, for_s)
-            self._kill(child, "step_deadline")
-
-    def _check_processes(self, child: Child) -> None:
-        count_max = self._settings.user_processes_max
-        if started_by(child.process.pid, count_max) > count_max:
-            log.warning("worker %s: its code runs over %d processes", child.name, count_max)
-            self._kill(child, "signal")
-
-    def _check_memory(self, child: Child) -> None:
-        try:
-            used = psutil.Process(child.process.pid).memory_info().rss
-        except psutil.Error:
-            return
-        if used > self._settings.worker_memory_bytes_max:
-            log.warning("worker %s uses %d bytes", child.name, used)
-            self._kill(child, "oom")
 
     async def _check_fence(self, child: Child, now_s: float) -> None:
         """A fenced worker leaves by itself. One that is stopped, or that user code keeps from

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import NamedTuple
 
 from dsec.platform.bus import BadMessage, Bus, Message, Settler
 from dsec.platform.log import LogReader
@@ -23,122 +21,29 @@ from dsec.reward.components import RewardError
 from dsec.reward.effects import Lost, Spec, Specs, resolved
 from dsec.reward.episodes import episode_task
 from dsec.reward.frames import Failure, Needs, Outcome, Task
+from dsec.reward.recorded_session import LANE, RecordedSession
 from dsec.reward.reexecution import Known, read_recorded
 from dsec.reward.services import Response
 from dsec.reward.settings import RewardSettings
 from dsec.reward.turns import Turns
 from dsec.reward.waiting import Beside
-from dsec.session import log_row
-from dsec.session.log_row import LogRow, ended_fact, observation_behind
-from dsec.session.whole_episode import EpisodeStep
 from dsec_contracts import (
     Envelope,
     RewardRescored,
     RewardRescoreRequested,
-    SessionStepped,
     keys,
 )
 from dsec_contracts.canonical import decode
-from dsec_contracts.columns import VarColumn
 from dsec_contracts.reward import UNSCORED_MAX, RescoredCircumstance, RescoredFact, Unscored
-from dsec_contracts.step import StepCircumstance, StepColumns
 
 log = logging.getLogger(__name__)
 
 CONSUMER = "rescore"
 SOURCE = "dsec/reward"
-LANE = "rescore"
-"""Where a lane's name stands in a reward's subject: no worker listens there."""
-COMPLETED = "completed"
 ROWS_A_TURN_MAX = 64
 """Rows that are scored at a time: live ticks have their turn between."""
 EPISODES_A_TURN_MAX = 8
 """Where episodes are scored as a whole: each may be large."""
-
-
-class Recorded(NamedTuple):
-    """A session as its log has it."""
-
-    requested: bool
-    ended: bool
-    first_observation: bytes
-    completed: bool
-    """It came to its end: what `max_steps` cut is an episode, too."""
-    steps: list[LogRow]
-    answers: dict[int, bytes]
-    """By step: what services answered for its first reward, or before it was missing, as it is
-    recorded."""
-
-    @classmethod
-    def of(cls, rows: Sequence[LogRow]) -> Recorded:
-        """From all rows of a session."""
-        kinds = {row.kind for row in rows}
-        started = next((row for row in rows if row.kind == log_row.STARTED), None)
-        steps = {row.step: row for row in reversed(rows) if row.kind == log_row.STEPPED}
-        answers = {
-            row.step: bytes(row.extras)
-            for key in (keys.reward_missing, keys.reward)  # the reward that did come counts
-            for row in rows
-            if row.step is not None and row.extras and row.key == key(row.step)
-        }
-        return cls(
-            log_row.REQUESTED in kinds,
-            log_row.ENDED in kinds,
-            bytes(started.observation or b"") if started is not None else b"",
-            any(row.kind == log_row.ENDED and ended_fact(row).status == COMPLETED for row in rows),
-            [row for _, row in sorted(steps.items(), key=lambda entry: entry[0] or 0)],
-            answers,
-        )
-
-    def episodes(self) -> dict[int, int]:
-        """By the index of the step that closes it, the index of each episode's first step."""
-        found, first = dict[int, int](), 0
-        for n, row in enumerate(self.steps):
-            is_cut = self.completed and n == len(self.steps) - 1
-            if row.terminated or row.truncated or is_cut:
-                found[n], first = first, n + 1
-        return found
-
-    def episode(self, first: int, last: int) -> list[EpisodeStep]:
-        """The steps of an episode, by their indices."""
-        return [
-            EpisodeStep(bytes(row.fact), self._prior(n), bytes(row.observation or b""))
-            for n, row in enumerate(self.steps[first : last + 1], first)
-        ]
-
-    def batch(self, reward_fn_hash: str, revision: int, which: Sequence[int]) -> Batch:
-        """Some of the steps as their tick brought them, as far as a reward depends on it."""
-        rows = [self.steps[n] for n in which]
-        none = VarColumn.pack([b""] * len(rows))
-        row = StepColumns.model_construct(
-            session_id=b"".join([one.session_id.bytes for one in rows]),
-            attempt=bytes(4 * len(rows)),
-            step=b"".join([(one.step or 0).to_bytes(4, "little") for one in rows]),
-            episode=bytes(4 * len(rows)),
-            terminated=bytes(len(rows)),
-            truncated=bytes(len(rows)),
-            cause=none,
-            reset_observation=none,
-            extras=none,
-            policy=none,
-            env_reward=_doubles([one.value or 0.0 for one in rows]),
-            chain=b"".join([bytes(one.chain or b"") for one in rows]),
-            fact=VarColumn.pack([bytes(one.fact) for one in rows]),
-            observation=VarColumn.pack([bytes(one.observation or b"") for one in rows]),
-            prior=VarColumn.pack([self._prior(n) for n in which]),
-        )
-        told = StepCircumstance(lane=LANE, reward_specs={"": reward_fn_hash})
-        event = SessionStepped.model_construct(rows=len(rows), row=row, circumstance=told)
-        return Batch(event, revision)
-
-    def _prior(self, n: int) -> bytes:
-        if n == 0:
-            return self.first_observation
-        return observation_behind(self.steps[n - 1])
-
-
-def _doubles(values: Sequence[float]) -> bytes:
-    return struct.pack(f"<{len(values)}d", *values)
 
 
 class Rescorer:
@@ -187,7 +92,7 @@ class Rescorer:
             return  # another request for this revision came before
         if await self._log.row(fact.session_id, keys.rescored(fact.revision)) is not None:
             return
-        session = Recorded.of(await self._log.rows(fact.session_id))
+        session = RecordedSession.of(await self._log.rows(fact.session_id))
         done = RescoredFact(
             session_id=fact.session_id,
             revision=fact.revision,
@@ -208,7 +113,7 @@ class Rescorer:
                 await self._score(envelope, session, spec, done)
 
     async def _score(
-        self, envelope: Envelope, session: Recorded, spec: Spec, done: RescoredFact
+        self, envelope: Envelope, session: RecordedSession, spec: Spec, done: RescoredFact
     ) -> None:
         """Score and publish portion by portion, then say what came of it."""
         scored, unscored, total, message = 0, list[Unscored](), 0, ""
@@ -234,7 +139,7 @@ class Rescorer:
 
     async def _outcomes(
         self,
-        session: Recorded,
+        session: RecordedSession,
         batch: Batch,
         tasks: Sequence[Task | Failure],
         spec: Spec,
@@ -263,7 +168,7 @@ class Rescorer:
 
     async def _asking(
         self,
-        session: Recorded,
+        session: RecordedSession,
         batch: Batch,
         task: Task,
         needs: Needs,
@@ -330,7 +235,9 @@ class Rescorer:
         )
 
 
-def _portions(session: Recorded, episodes: Mapping[int, int] | None) -> Iterator[Sequence[int]]:
+def _portions(
+    session: RecordedSession, episodes: Mapping[int, int] | None
+) -> Iterator[Sequence[int]]:
     """The indices of the steps that are rewarded, some at a time."""
     rows: Sequence[int] = range(len(session.steps)) if episodes is None else list(episodes)
     size = ROWS_A_TURN_MAX if episodes is None else EPISODES_A_TURN_MAX
