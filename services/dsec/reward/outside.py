@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import aiohttp
+from anyio import CapacityLimiter
 from tenacity import (
     AsyncRetrying,
     RetryCallState,
@@ -33,7 +34,6 @@ from dsec.reward.http_exchange import (
     exchange,
     exchange_batch,
 )
-from dsec.reward.places import Places
 from dsec.reward.services import Request, Response
 from dsec.reward.standing import SharedStanding
 from dsec.reward.switch import Latencies, Mode, Report, Standing
@@ -124,7 +124,7 @@ class Outside:
             lambda standing, now: tell(self._fact, standing, now),
         )
         self._session: aiohttp.ClientSession | None = None
-        self._places = Places(fact.concurrency_max)
+        self._places = CapacityLimiter(fact.concurrency_max)
         self.declared(fact)
 
     def declared(self, fact: ServiceFact) -> None:
@@ -132,7 +132,7 @@ class Outside:
         self._fact = fact
         self._known: Terms | None = None
         self._permits.qps_budget = fact.qps_budget
-        self._places.resize(fact.concurrency_max)
+        self._places.total_tokens = fact.concurrency_max
         self._batcher: Batcher | None = None
         if (batch := fact.batch) is not None:
             send = partial(self._send_batch, batch)
