@@ -17,7 +17,7 @@ from tests.scheduler.test_decider import AGENT, Model, request, session_id
 
 from dsec.platform.clock import utc_now
 from dsec.scheduler.curriculum import (
-    OVER_READS_MAX,
+    OVER_READS_OFTEN,
     STEPS_AT_ONCE_MAX,
     Curricula,
     Portion,
@@ -62,18 +62,31 @@ def event_of(change: ChangeLevel) -> CurriculumChanged:
     )
 
 
+def recalled(rules: Rules = RULES) -> Curricula:
+    """Those of a scheduler that has read all there was."""
+    curricula = Curricula(rules)
+    curricula.recalled = True
+    return curricula
+
+
+def returns_of(curricula: Curricula, place: tuple[str, int] = (AGENT, 3)) -> list[float]:
+    """Of the episodes of an agent at a level."""
+    return [episode.value for episode in curricula.returns.windows[place].episodes]
+
+
 @dataclass
 class Levels:
     """Sessions with a curriculum, of one agent, and a clock."""
 
-    curricula: Curricula = field(default_factory=lambda: Curricula(RULES))
+    curricula: Curricula = field(default_factory=recalled)
+    sequence: int = 0
     at_s: float = 0.0
     steps: int = 40
     waiting: set[UUID] = field(default_factory=set)
     seen: list[ChangeLevel] = field(default_factory=list)
 
     def add(self, n: int = 1, level: int = 3) -> None:
-        self.curricula.add(session_id(n), AGENT, level)
+        self.curricula.add(session_id(n), AGENT, level, self.sequence)
 
     def lane_of(self, one: UUID) -> str | None:
         return None if one in self.waiting else "w1-0"
@@ -86,7 +99,8 @@ class Levels:
         found = self.decide()
         for change in found:
             self.curricula.issued(change)
-            self.curricula.changed(event_of(change))
+            self.sequence += 1
+            self.curricula.changed(event_of(change), self.sequence)
         self.seen += found
         return found
 
@@ -105,9 +119,11 @@ class Levels:
             learner = self.curricula.learners[session_id(n)]
             last = learner.read_steps + 1
             learner.steps = max(learner.steps, last + 1)
-            missing = value is None
+            self.sequence += 1
+            rewards = [value, 0.0] if value is not None else [0.0]
+            at = self.sequence, 0
             self.curricula.read(
-                [Portion(session_id(n), 2, last, 2 - missing, missing, value or 0.0, True, change)]
+                [Portion(session_id(n), 0, 2, last, rewards, 2 - len(rewards), at, change)]
             )
 
 
@@ -175,8 +191,9 @@ def test_a_change_in_flight_is_not_issued_twice() -> None:
     levels.curricula.withdrawn(change)
     [again] = levels.decide()
     assert again.n == change.n
-    levels.curricula.changed(event_of(change))
-    levels.curricula.changed(event_of(change))
+    levels.curricula.changed(event_of(change), 1)
+    levels.curricula.changed(event_of(change), 2)
+    assert levels.curricula.learners[ONE].since == 1
     assert levels.curricula.learners[ONE].level == 2
     assert levels.decide() == []
 
@@ -189,7 +206,7 @@ def test_a_session_without_a_worker_is_left_alone() -> None:
 
 def test_a_session_without_a_curriculum_takes_no_part() -> None:
     curricula = Curricula(RULES)
-    curricula.add(ONE, AGENT, None)
+    curricula.add(ONE, AGENT, None, 0)
     curricula.hear(ONE, 99, 100, 0.0)
     curricula.hear(ONE, 99, 100, 99.0)
     assert list(decide_levels(curricula, lambda _: "w1-0")) == []
@@ -226,7 +243,7 @@ def test_no_agent_goes_above_the_last_level_and_without_a_target_none_goes_up() 
     levels.add(level=6)
     levels.play(*[10.0] * 9)
     assert levels.happens() == []
-    aimless = Levels(Curricula(Rules(transition_episodes=2)))
+    aimless = Levels(recalled(Rules(transition_episodes=2)))
     aimless.add(level=3)
     aimless.play(*[10.0] * 9)
     assert aimless.happens() == []
@@ -247,7 +264,8 @@ def test_an_episode_counts_at_the_level_that_it_had() -> None:
     levels.lag(11, 6)  # it is at 2 from its next episode on
     levels.play(10.0, change=1)
     levels.play(10.0, 10.0)
-    assert {at: len(found) for (_, at), found in levels.curricula.returns.items()} == {3: 1, 2: 2}
+    windows = levels.curricula.returns.windows
+    assert {at: len(window.episodes) for (_, at), window in windows.items()} == {3: 1, 2: 2}
 
 
 def test_a_session_that_was_lowered_is_not_taken_for_one_that_learns_there() -> None:
@@ -273,23 +291,21 @@ def test_what_it_was_moved_up_to_is_what_it_comes_back_to() -> None:
 
 def test_steps_whose_rewards_are_to_come_are_read_again() -> None:
     curricula = Curricula(RULES)
-    curricula.add(ONE, AGENT, 3)
+    curricula.add(ONE, AGENT, 3, 0)
     curricula.hear(ONE, 0, 5, 0.0)
     [asked] = curricula.unread()
     assert (asked.first_step, asked.last_step) == (0, 4)
-    curricula.read([Portion(ONE, 3, 2, 2, 0, 2.0, True, None)])
+    curricula.read([Portion(ONE, 0, 3, 2, [1.0, 1.0], at=(7, 0))])
     assert curricula.unread() == [asked]
-    curricula.read(
-        [Portion(ONE, 3, 2, 3, 0, 3.0, True, None), Portion(ONE, 1, 4, 1, 0, 1.0, False, None)]
-    )
+    curricula.read([Portion(ONE, 0, 3, 2, [1.0] * 3, at=(7, 0)), Portion(ONE, 1, 1, 4, [1.0])])
     [asked] = curricula.unread()
     assert asked.first_step == 3  # step 3 was not there
-    assert [one[0] for one in curricula.returns[AGENT, 3]] == [3.0]
+    assert returns_of(curricula) == [3.0]
 
 
 def test_a_long_episode_is_read_in_parts() -> None:
     curricula = Curricula(RULES)
-    curricula.add(ONE, AGENT, 3)
+    curricula.add(ONE, AGENT, 3, 0)
     curricula.hear(ONE, 0, 2 * STEPS_AT_ONCE_MAX, 0.0)
     for n in range(2):
         [asked] = curricula.unread()
@@ -298,31 +314,40 @@ def test_a_long_episode_is_read_in_parts() -> None:
             (n + 1) * STEPS_AT_ONCE_MAX - 1,
         )
         steps = STEPS_AT_ONCE_MAX
-        curricula.read([Portion(ONE, steps, asked.last_step, steps, 0, 2.5, n == 1, None)])
-    assert [one[0] for one in curricula.returns[AGENT, 3]] == [5.0]
+        rewards = [0.0] * (steps - 1) + [2.5]
+        at = (9, 0) if n else None
+        curricula.read([Portion(ONE, 0, steps, asked.last_step, rewards, at=at)])
+    assert returns_of(curricula) == [5.0]
     assert curricula.unread() == []
 
 
 def test_the_last_episodes_of_an_ended_session_count() -> None:
     curricula = Curricula(RULES)
-    curricula.add(ONE, AGENT, 3)
+    curricula.add(ONE, AGENT, 3, 0)
     curricula.ended(ONE, 4)
     assert [(one.first_step, one.last_step) for one in curricula.unread()] == [(0, 3)]
-    curricula.read([Portion(ONE, 4, 3, 4, 0, 4.0, True, None)])
-    assert len(curricula.returns[AGENT, 3]) == 1
+    curricula.read([Portion(ONE, 0, 4, 3, [1.0] * 4, at=(5, 0))])
+    assert returns_of(curricula) == [4.0]
     assert curricula.unread() == []
     assert not curricula.over
-    curricula.add(session_id(2), AGENT, 3)
+    curricula.add(session_id(2), AGENT, 3, 0)
     curricula.ended(session_id(2), 4)
-    looks = sum(bool(curricula.unread()) for _ in range(2 * OVER_READS_MAX))
-    assert (looks, curricula.over) == (OVER_READS_MAX, {})
+    curricula.add(session_id(3), AGENT, 3, 0)
+    curricula.ended(session_id(3), 4)
+    looks = [len(curricula.unread()) for _ in range(OVER_READS_OFTEN + 4)]
+    assert looks == [2] * OVER_READS_OFTEN + [1] * 4, "then one after the other, for good"
+    late = Portion(session_id(2), 0, 4, 3, [1.0] * 4, at=(6, 0))
+    curricula.read([late])
+    assert returns_of(curricula) == [4.0, 4.0]
 
 
 def test_a_row_of_the_query_tells_which_change_followed() -> None:
     fact: list[Any] = [None] * len(STEP_FIELDS)
     fact[STEP_FIELDS.index("inputs")] = [["reward", 6, b""], ["curriculum", 2, b""]]
-    assert portion((ONE, 3, 6, 3, 0, 1.5, encode(fact))) == Portion(ONE, 3, 6, 3, 0, 1.5, True, 2)
-    assert portion((ONE, 1, 7, 0, 1, 0.0, None)) == Portion(ONE, 1, 7, 0, 1, 0.0, False, None)
+    found = portion((ONE, 4, 3, 6, [0.5] * 3, 0, 1, 70, 2, encode(fact)), (70, 2))
+    assert found == Portion(ONE, 4, 3, 6, [0.5] * 3, 0, (70, 2), 2)
+    row = (ONE, 5, 1, 7, [], 1, None, None, None, None)
+    assert portion(row, None) == Portion(ONE, 5, 1, 7, [], 1)
 
 
 # -- whatever happens ------------------------------------------------------------------------------
@@ -377,7 +402,7 @@ def test_a_scheduler_that_takes_over_knows_the_levels(happened: Any, data: Any) 
     other.add()
     for change in levels.seen:
         for _ in range(data.draw(st.integers(1, 3))):
-            other.curricula.changed(event_of(change))
+            other.curricula.changed(event_of(change), change.n)
     one, two = (each.curricula.learners[ONE] for each in (levels, other))
     assert (one.level, one.had, one.changes) == (two.level, two.had, two.changes)
 
@@ -555,19 +580,18 @@ async def test_an_agent_goes_up_by_the_returns_in_the_log(world: World) -> None:
 
 def test_an_episode_that_is_rewarded_as_a_whole_has_one_reward() -> None:
     levels = Levels()
-    levels.curricula.add(ONE, AGENT, 3, per_episode=True)
+    levels.curricula.add(ONE, AGENT, 3, 0, per_episode=True)
     learner = levels.curricula.learners[ONE]
     learner.steps = 8
-    window = (AGENT, 3)
 
-    def read(steps: int, last: int, rewarded: int, total: float, *, finished: bool) -> None:
-        portion = Portion(ONE, steps, last, rewarded, 0, total, finished, None)
-        levels.curricula.read([portion])
+    def read(steps: int, last: int, *rewards: float, finished: bool) -> None:
+        at = (last, 0) if finished else None
+        levels.curricula.read([Portion(ONE, 0, steps, last, rewards, at=at)])
 
-    read(3, 2, 0, 0.0, finished=False)
+    read(3, 2, finished=False)
     assert learner.read_steps == 3, "steps within an episode have no reward to wait for"
-    read(2, 4, 0, 0.0, finished=True)
+    read(2, 4, finished=True)
     assert learner.read_steps == 3, "its last step has"
-    read(2, 4, 1, 12.5, finished=True)
+    read(2, 4, 12.5, finished=True)
     assert learner.read_steps == 5
-    assert [value for value, _ in levels.curricula.returns[window]] == [12.5]
+    assert returns_of(levels.curricula) == [12.5]

@@ -4,19 +4,21 @@ Two things move it. A session whose rewards lag badly gets an easier level for t
 level at a time what it had once they no longer do. And an agent that has mastered a level, by the
 returns of its last episodes there, goes up.
 
-The levels are a fold of the log and the stream, so a scheduler that takes over has them; how long
-a session's rewards have lagged it finds out anew.
+The levels are a fold of the log and the stream, so a scheduler that takes over has them. The
+returns of episodes it reads from the log (`recall.py`) before it moves an agent up. How long a
+session's rewards have lagged it finds out anew.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from uuid import UUID
 
 from dsec.scheduler.intents import ChangeLevel
+from dsec.scheduler.returns import At, Episode, Returns
 from dsec_contracts import keys
 from dsec_contracts.curriculum import ChangeReason, CurriculumChanged
 
@@ -24,11 +26,11 @@ STEPS_AT_ONCE_MAX = 2_000
 """Steps of one session whose rewards are read from the log at once."""
 SESSIONS_AT_ONCE_MAX = 64
 OVER_MAX = 10_000
-"""Ended sessions whose last episodes were not read yet; the oldest go first."""
-OVER_READS_MAX = 30
-"""So often it is looked for the last episodes of an ended session."""
-WINDOWS_MAX = 10_000
-"""Pairs of agent and level whose returns are remembered."""
+"""Ended sessions whose last episodes were not read yet; whose turn is next goes first."""
+OVER_READS_OFTEN = 30
+"""So often the last episodes of an ended session are looked for whenever its turn comes; after that
+`OVER_SELDOM_AT_ONCE_MAX` of all of these at a time, so that no reward comes too late to count."""
+OVER_SELDOM_AT_ONCE_MAX = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class Learner:
     level: int
     had: int
     """The level that it has where its rewards do not lag."""
+    since: int = 0
+    """Where in the stream it was given the level that it has."""
     changes: int = 0
     """The number of its last change."""
     issued: int = 0
@@ -99,16 +103,49 @@ class Portion:
     """What the log has of one episode, from `Unread.first_step` on."""
 
     session_id: UUID
+    episode: int
     steps: int
     last_step: int
-    rewarded: int
-    missing: int
+    rewards: Sequence[float]
+    """In the order of the steps that have one."""
+    missing: int = 0
     """Steps that will have no reward."""
-    total: float
-    finished: bool
-    """Its last step is here."""
-    change: int | None
+    at: At | None = None
+    """Where in the log its last step is. None: that is not among these."""
+    change: int | None = None
     """The change of the level that the episode after it begins with."""
+
+    def complete(self, per_episode: bool) -> bool:
+        """Whether no reward is still to come."""
+        due = self.at is not None if per_episode else self.steps
+        return len(self.rewards) + self.missing >= due
+
+    def added_to(self, total: float | None) -> float | None:
+        """The sum of the episode's rewards, with those before; None: one is missing. Added one by
+        one: in how many portions an episode is read must make no difference."""
+        if total is None or self.missing:
+            return None
+        for reward in self.rewards:
+            total += reward
+        return total
+
+
+def counted(last: Portion, at: At, value: float | None) -> Episode | None:
+    """An episode that counts; None: it lacks a reward, or has one that is no number, and says
+    nothing of the agent.
+
+    Args:
+        last: its last portion.
+        value: the sum of its rewards.
+    """
+    if value is None or not isfinite(value):
+        return None
+    return Episode(at, value, last.session_id, last.last_step)
+
+
+def returns_by(rules: Rules) -> Returns:
+    """No returns yet."""
+    return Returns(rules.transition_episodes, rules.transition_threshold, rules.return_target)
 
 
 class Curricula:
@@ -119,32 +156,39 @@ class Curricula:
         self.learners: dict[UUID, Learner] = {}
         self.over: OrderedDict[UUID, Learner] = OrderedDict()
         """Ended ones, while their last episodes are not read."""
-        self.returns: OrderedDict[tuple[str, int], deque[tuple[float, str]]] = OrderedDict()
-        """Returns of the last episodes of an agent at a level, each with the key of its last step.
-        """
+        self.returns = returns_by(rules)
+        self.recalled = False
+        """The returns hold what the log had when this scheduler began: agents may go up."""
 
     # -- Fold --------------------------------------------------------------------------------------
 
     def add(
-        self, session_id: UUID, agent_spec: str, level: int | None, *, per_episode: bool = False
+        self,
+        session_id: UUID,
+        agent_spec: str,
+        level: int | None,
+        since: int,
+        *,
+        per_episode: bool = False,
     ) -> None:
-        """A session became known."""
+        """A session became known: `since` is where in the stream it was requested."""
         if level is not None:
-            learner = Learner(agent_spec, level, level, read_level=level, per_episode=per_episode)
-            self.learners[session_id] = learner
+            self.learners[session_id] = Learner(
+                agent_spec, level, level, since, read_level=level, per_episode=per_episode
+            )
 
     def moved(self, session_id: UUID) -> None:
         """A session was placed on a worker."""
         if (learner := self.learners.get(session_id)) is not None:
             learner.settle()
 
-    def changed(self, event: CurriculumChanged) -> None:
-        """A level was changed. Of two changes with one number the first counts."""
+    def changed(self, event: CurriculumChanged, sequence: int) -> None:
+        """A level was changed, at this position. Of changes with one number the first counts."""
         fact = event.fact
         learner = self.learners.get(fact.session_id)
         if learner is None or fact.n <= learner.changes:
             return
-        learner.changes, learner.level = fact.n, fact.level
+        learner.changes, learner.level, learner.since = fact.n, fact.level, sequence
         learner.level_of[fact.n] = fact.level
         if event.circumstance.why == "threshold":
             learner.had = fact.level
@@ -155,9 +199,13 @@ class Curricula:
         learner = self.learners.pop(session_id, None)
         if learner is not None and self.rules.return_target is not None:
             learner.steps = steps
-            self.over[session_id] = learner
-            if len(self.over) > OVER_MAX:
-                self.over.popitem(last=False)
+            self.end(session_id, learner)
+
+    def end(self, session_id: UUID, learner: Learner) -> None:
+        """Have the last episodes of an ended session read."""
+        self.over[session_id] = learner
+        if len(self.over) > OVER_MAX:
+            self.over.popitem(last=False)
 
     def forget(self, session_id: UUID) -> None:
         """It is no session after all."""
@@ -183,15 +231,19 @@ class Curricula:
     def unread(self) -> list[Unread]:
         """What is to be read next. Each of them comes to the end of the line."""
         found = []
+        seldom = 0
         for line in (self.over, self.learners):
             for session_id in list(line)[:SESSIONS_AT_ONCE_MAX]:
                 learner = line.pop(session_id)
-                if line is self.over:
-                    learner.reads += 1
-                    if learner.read_steps >= learner.steps or learner.reads > OVER_READS_MAX:
-                        continue
-                line[session_id] = learner
                 first = learner.read_steps
+                if line is self.over and first >= learner.steps:
+                    continue
+                line[session_id] = learner
+                learner.reads += line is self.over
+                if learner.reads > OVER_READS_OFTEN:
+                    seldom += 1
+                    if seldom > OVER_SELDOM_AT_ONCE_MAX:
+                        continue
                 if first < learner.steps:
                     last = min(first + STEPS_AT_ONCE_MAX, learner.steps) - 1
                     found.append(Unread(session_id, first, last))
@@ -203,31 +255,21 @@ class Curricula:
             learner = self.over.get(portion.session_id) or self.learners.get(portion.session_id)
             if learner is None or portion.last_step + 1 != learner.read_steps + portion.steps:
                 continue  # a step is not there yet, or one before was not taken
-            due = portion.finished if learner.per_episode else portion.steps
-            if portion.rewarded + portion.missing < due:
+            if not portion.complete(learner.per_episode):
                 continue  # a reward is still to come
+            if portion.change is not None and portion.change not in learner.level_of:
+                continue  # the log is ahead of the stream
             learner.read_steps = portion.last_step + 1
-            if portion.missing:
-                learner.read_return = None
-            elif learner.read_return is not None:
-                learner.read_return += portion.total
-            if portion.finished:
-                self._finish(learner, portion)
+            learner.read_return = portion.added_to(learner.read_return)
+            if portion.at is not None:
+                self._finish(learner, portion, portion.at)
 
-    def _finish(self, learner: Learner, portion: Portion) -> None:
-        """An episode was read to its end. One that lacks a reward says nothing of the agent."""
+    def _finish(self, learner: Learner, portion: Portion, at: At) -> None:
+        """An episode was read to its end."""
         value, learner.read_return = learner.read_return, 0.0
-        if value is not None and isfinite(value):
-            place = learner.agent_spec, learner.read_level
-            window = self.returns.pop(place, None)
-            if window is None:
-                window = deque(maxlen=self.rules.transition_episodes)
-            cause = keys.of(portion.session_id, keys.step(portion.last_step))
-            window.append((value, cause))
-            self.returns[place] = window
-            if len(self.returns) > WINDOWS_MAX:
-                self.returns.popitem(last=False)
-        if portion.change is not None and portion.change in learner.level_of:
+        if (episode := counted(portion, at, value)) is not None:
+            self.returns.add((learner.agent_spec, learner.read_level), episode)
+        if portion.change is not None:
             learner.read_level = learner.level_of[portion.change]
             for n in [n for n in learner.level_of if n <= portion.change]:
                 del learner.level_of[n]
@@ -256,17 +298,13 @@ def decide_levels(
     Args:
         lane_of: where a session is; None: on no worker.
     """
-    mastered: dict[tuple[str, int], tuple[float, str] | None] = {}
     for session_id, learner in curricula.learners.items():
         lane = lane_of(session_id)
         if lane is None or learner.issued > learner.changes:
             continue
         change = _for_lag(session_id, learner, lane, curricula.rules)
         if change is None and learner.level == learner.had and learner.high_since_s is None:
-            place = learner.agent_spec, learner.level
-            if place not in mastered:
-                mastered[place] = _success(curricula, place)
-            change = _promotion(session_id, learner, lane, curricula.rules, mastered[place])
+            change = _promotion(session_id, learner, lane, curricula)
         if change is not None:
             yield change
 
@@ -301,28 +339,16 @@ def _for_lag(session_id: UUID, learner: Learner, lane: str, rules: Rules) -> Cha
     )
 
 
-def _success(curricula: Curricula, place: tuple[str, int]) -> tuple[float, str] | None:
-    """The mean success of an agent's last episodes at a level, and the last of them; None: there
-    are too few, or nobody said what a success is."""
-    rules, window = curricula.rules, curricula.returns.get(place)
-    target = rules.return_target
-    if target is None or window is None or len(window) < rules.transition_episodes:
-        return None
-    mean = sum(min(1.0, max(0.0, value / target)) for value, _ in window) / len(window)
-    return mean, window[-1][1]
-
-
 def _promotion(
-    session_id: UUID,
-    learner: Learner,
-    lane: str,
-    rules: Rules,
-    success: tuple[float, str] | None,
+    session_id: UUID, learner: Learner, lane: str, curricula: Curricula
 ) -> ChangeLevel | None:
-    """Up, where the agent has mastered the level."""
-    if success is None or success[0] < rules.transition_threshold:
+    """Up, where the agent has mastered the level: with an episode since the session has it, or with
+    the newest of all."""
+    rules = curricula.rules
+    if learner.level >= rules.level_max or not curricula.recalled:
         return None
-    if learner.level >= rules.level_max:
+    mastery = curricula.returns.mastered((learner.agent_spec, learner.level), learner.since)
+    if mastery is None:
         return None
     return ChangeLevel(
         session_id,
@@ -331,7 +357,7 @@ def _promotion(
         learner.level,
         "threshold",
         lane,
-        success[1],
+        mastery.cause,
         episodes=rules.transition_episodes,
-        success_mean=success[0],
+        success_mean=mastery.mean,
     )

@@ -67,7 +67,7 @@ def evolve(state: SchedulerState, event: Event, sequence: int) -> None:
         case SessionReleased():
             _released(state, event, sequence)
         case CurriculumChanged():
-            state.curricula.changed(event)
+            state.curricula.changed(event, sequence)
         case SessionEnded(fact=ended):
             state.curricula.ended(ended.session_id, ended.steps)
             state.close(ended.session_id)

@@ -24,7 +24,7 @@ from dsec.platform.cancellation import cancelled
 from dsec.platform.log import Position
 from dsec.platform.telemetry import OFF, Telemetry, metrics
 from dsec.scheduler.admission import Ask, AskMalformed, Prior
-from dsec.scheduler.curriculum import decide_levels
+from dsec.scheduler.curriculum import Curricula, decide_levels
 from dsec.scheduler.decider import Limits, Tick, admit, decide
 from dsec.scheduler.effects import Effects
 from dsec.scheduler.fold import evolve
@@ -37,6 +37,7 @@ from dsec.scheduler.leadership import Leadership, LeadershipLost
 from dsec.scheduler.listening import Listening
 from dsec.scheduler.overflow import Overflow
 from dsec.scheduler.placement import RULES
+from dsec.scheduler.recall import recall
 from dsec.scheduler.recovery import LOG_AWAY, Recovered, patiently, recover, until_complete
 from dsec.scheduler.settings import SchedulerConfig
 from dsec.scheduler.state import SchedulerState
@@ -309,13 +310,19 @@ class Scheduler:
         while not cancelled():
             if not self._leadership.sure:
                 raise LeadershipLost("it is not sure that nobody else leads")
-            if curricula.rules.return_target is not None and (unread := curricula.unread()):
+            if curricula.rules.return_target is not None:
                 try:
-                    curricula.read(await self._history.episodes(unread))
+                    await self._read_returns(curricula)
                 except LOG_AWAY as error:
                     log.warning("the returns of episodes cannot be read yet: %s", error)
             self._issuing.issue(list(decide_levels(curricula, self.state.lane_of)))
             await asyncio.sleep(LEVELS_PERIOD_S)
+
+    async def _read_returns(self, curricula: Curricula) -> None:
+        if not curricula.recalled:
+            await recall(self._history, curricula, self._epoch, self.state.per_episode)
+        elif unread := curricula.unread():
+            curricula.read(await self._history.episodes(unread, self._epoch))
 
     # -- requests that wait in the log ---------------------------------------------------------
 

@@ -22,7 +22,17 @@ from dsec.platform.log import LogReader, Position
 from dsec.scheduler import queries
 from dsec.scheduler.admission import Prior, digest_of
 from dsec.scheduler.curriculum import Portion, Unread
-from dsec.scheduler.episodes import EPISODES, parameters, portion
+from dsec.scheduler.episodes import (
+    CHANGES,
+    ENDED,
+    ENDS_MAX,
+    EPISODES,
+    STEPS,
+    Ended,
+    parameters,
+    portion,
+    sessions,
+)
 from dsec_contracts import keys
 from dsec_contracts.canonical import decode
 from dsec_contracts.curriculum import CurriculumChanged
@@ -217,9 +227,37 @@ class History:
             for event_id, epoch, sequence, fact, code in rows
         ]
 
-    async def episodes(self, unread: list[Unread]) -> list[Portion]:
-        """What the log has of these steps and their rewards, by session and episode."""
-        return [portion(row) for row in await self._rows(EPISODES, parameters(unread))]
+    async def episodes(self, unread: list[Unread], epoch: int) -> list[Portion]:
+        """What the log has of these steps and their rewards, by session and episode; positions from
+        the viewpoint of `epoch`."""
+        found = []
+        for row in await self._rows(EPISODES, parameters(unread)):
+            *_, its_epoch, sequence, index, _ = row
+            at = None
+            if sequence is not None:
+                at = flat(Position(its_epoch, sequence), epoch), index
+            found.append(portion(row, at))
+        return found
+
+    async def ended_learners(self, epoch: int, sessions_max: int) -> list[Ended]:
+        """The sessions with a curriculum that ended last, the newest ends first; of `ENDS_MAX`
+        sessions that ended."""
+        bounds = {"ends": ENDS_MAX, "sessions": sessions_max}
+        return [
+            Ended(session_id, (flat(Position(its_epoch, sequence), epoch), index), *told)
+            for session_id, its_epoch, sequence, index, *told in await self._rows(ENDED, bounds)
+        ]
+
+    async def steps_of(self, session_ids: list[UUID]) -> dict[UUID, int]:
+        """How many steps the log has of each."""
+        return dict(map(tuple, await self._rows(STEPS, sessions(session_ids))))
+
+    async def changes_of(self, session_ids: list[UUID]) -> dict[UUID, dict[int, int]]:
+        """The levels that each was given, by the numbers of the changes."""
+        found: dict[UUID, dict[int, int]] = {}
+        for session_id, n, level in await self._rows(CHANGES, sessions(session_ids)):
+            found.setdefault(session_id, {})[n] = level
+        return found
 
     async def prior(self, asked: dict[UUID, Position]) -> dict[UUID, Prior]:
         """What the log knows of ids that are asked for, each at a position of the stream."""

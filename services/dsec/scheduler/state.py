@@ -195,6 +195,7 @@ class SchedulerState:
             session.session_id,
             request.agent_spec,
             request.curriculum_level,
+            session.position,
             per_episode=request.reward_fn_hash in self.per_episode,
         )
         self.watch(session)
