@@ -17,7 +17,7 @@ from tests.scheduler.conftest import request_fact
 
 from dsec.platform.bus import PublishRefused
 from dsec.platform.clock import utc_now
-from dsec.scheduler.__main__ import EXIT_AGAIN
+from dsec.platform.service import EXIT_AGAIN
 from dsec.scheduler.effects import Effects, Withdrawn
 from dsec.scheduler.handlers import Scheduler
 from dsec.scheduler.intents import End, Place

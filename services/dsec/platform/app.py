@@ -29,7 +29,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -266,11 +265,3 @@ class ServiceApp:
 
 async def _wrapped(message: StreamMessage[Msg]) -> Message:
     return Message.wrap(message.raw_message)
-
-
-def stop_on_signals() -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 
 import uvloop
@@ -22,6 +21,7 @@ from dsec.platform.bus import Bus
 from dsec.platform.clock import utc_now
 from dsec.platform.db import DatabaseError
 from dsec.platform.migrations import migrate
+from dsec.platform.service import stop_on_signals
 from dsec.platform.settings import configure_logging
 from dsec.platform.storage import log_storage
 from dsec.platform.telemetry import connect
@@ -35,9 +35,7 @@ async def serve() -> None:
     """Migrate, and record until SIGTERM or SIGINT."""
     settings = RecorderSettings()
     configure_logging("recorder", settings.log_level)
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stop_on_signals()
     retrying = AsyncRetrying(
         retry=retry_if_exception_type(OperationalError),
         wait=wait_random_exponential(multiplier=0.1, max=settings.retry_wait_s_max),

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
 
-import uvloop
-
-from dsec.platform.app import ServiceApp, stop_on_signals
-from dsec.platform.bus import Bus, BusError
+from dsec.platform.app import ServiceApp
 from dsec.platform.clock import utc_now
 from dsec.platform.log import LogReader
 from dsec.platform.objects import ObjectStore
-from dsec.platform.settings import configure_logging
+from dsec.platform.service import Replica, run, serve
 from dsec.platform.specs import Patience, SpecSource, spec_source
-from dsec.platform.telemetry import connect
 from dsec.reward.asking import Outsides
 from dsec.reward.declarations import Declarations, DeclarationSource, declaration_source
 from dsec.reward.effects import Keep, Specs, blob_source
@@ -30,13 +25,8 @@ from dsec.reward.settings import RewardSettings
 from dsec.reward.waiting import Beside
 from dsec_contracts import RewardRescoreRequested, SessionStepped, subjects
 
-log = logging.getLogger("dsec.reward")
 
-EXIT_AGAIN = 1
-"""Something passed away that comes back: the supervisor should start us again."""
-
-
-async def serve(settings: RewardSettings) -> int:
+async def score(settings: RewardSettings) -> int:
     """Score until SIGTERM or SIGINT."""
     log_reader = await LogReader.connect(settings.database_url)
     url = settings.object_store_url
@@ -58,57 +48,64 @@ async def score_until_stopped(
 ) -> int:
     """The service, with specs from `source` and outside services from `declared`. Without a log
     nothing is scored anew. Returns the process's exit code."""
-    stop = stop_on_signals()
-    name = f"reward-{settings.reward_replica}"
-    bus = await Bus.connect(settings.nats_url, name)
-    telemetry = connect(settings, "reward", settings.reward_replica)
-    limits = settings.user_limits(settings.reward_memory_bytes_max)
-    functions = Isolation(settings.reward_deadline_s, limits)
-    try:
-        await bus.await_stream()
-        patience = Patience(settings.reward_absent_s_max)
-        specs = Specs(source, patience=patience, kept_max=settings.reward_specs_max)
-        blobs = blob_source(objects, patience)
-        outsides = Outsides(
-            bus,
-            Declarations(declared, patience, time.monotonic),
-            settings.reward_replica,
-            os.environ,
-            time.time,
-        )
-        episodes = None
-        if log_reader is not None:
-            episodes = Episodes(log_reader, blobs, settings.reward_spec_wait_s)
-        beside = Beside(outsides, Keep(objects), _recheck(settings), episodes)
-        rewarder = Rewarder(bus, specs, functions, blobs, settings, utc_now, telemetry, beside)
 
-        app = ServiceApp(
-            bus,
-            settings.nats_url,
-            name,
-            stop_s_max=settings.reward_stop_s_max,
-            ack_wait_s=settings.reward_ack_wait_s,
-        )
-        stepped = subjects.every(SessionStepped.event_name())
-        await app.handle(CONSUMER, stepped, rewarder.on_session_stepped)
-        if log_reader is not None:
-            rescorer = Rescorer(
-                bus, log_reader, specs, rewarder.turns, beside, blobs, settings, utc_now
-            )
-            requested = subjects.every(RewardRescoreRequested.event_name())
-            await app.handle(RESCORE, requested, rescorer.on_reward_rescore_requested)
+    async def work(replica: Replica) -> None:
+        limits = settings.user_limits(settings.reward_memory_bytes_max)
+        functions = Isolation(settings.reward_deadline_s, limits)
         try:
-            await app.run_beside(rewarder.close, stop)
+            await _score(replica, settings, functions, source, objects, declared, log_reader)
         finally:
-            await outsides.close()
-    except BusError as error:
-        log.error("starting anew: %s", error)
-        return EXIT_AGAIN
+            await functions.close()
+
+    return await serve(settings, "reward", settings.reward_replica, work)
+
+
+async def _score(
+    replica: Replica,
+    settings: RewardSettings,
+    functions: Isolation,
+    source: SpecSource,
+    objects: ObjectStore | None,
+    declared: DeclarationSource,
+    log_reader: LogReader | None,
+) -> None:
+    bus = replica.bus
+    patience = Patience(settings.reward_absent_s_max)
+    specs = Specs(source, patience=patience, kept_max=settings.reward_specs_max)
+    blobs = blob_source(objects, patience)
+    outsides = Outsides(
+        bus,
+        Declarations(declared, patience, time.monotonic),
+        settings.reward_replica,
+        os.environ,
+        time.time,
+    )
+    episodes = None
+    if log_reader is not None:
+        episodes = Episodes(log_reader, blobs, settings.reward_spec_wait_s)
+    beside = Beside(outsides, Keep(objects), _recheck(settings), episodes)
+    told = replica.telemetry
+    rewarder = Rewarder(bus, specs, functions, blobs, settings, utc_now, told, beside)
+
+    app = ServiceApp(
+        bus,
+        settings.nats_url,
+        replica.name,
+        stop_s_max=settings.reward_stop_s_max,
+        ack_wait_s=settings.reward_ack_wait_s,
+    )
+    stepped = subjects.every(SessionStepped.event_name())
+    await app.handle(CONSUMER, stepped, rewarder.on_session_stepped)
+    if log_reader is not None:
+        rescorer = Rescorer(
+            bus, log_reader, specs, rewarder.turns, beside, blobs, settings, utc_now
+        )
+        requested = subjects.every(RewardRescoreRequested.event_name())
+        await app.handle(RESCORE, requested, rescorer.on_reward_rescore_requested)
+    try:
+        await app.run_beside(rewarder.close, replica.stop)
     finally:
-        await functions.close()
-        await bus.close()
-        telemetry.close()
-    return 0
+        await outsides.close()
 
 
 def _recheck(settings: RewardSettings) -> Recheck:
@@ -123,8 +120,7 @@ def _recheck(settings: RewardSettings) -> Recheck:
 def main() -> int:
     """Run the service."""
     settings = RewardSettings()
-    configure_logging("reward", settings.log_level)
-    return uvloop.run(serve(settings))
+    return run("reward", settings, score(settings))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import sys
 import time
@@ -14,6 +13,7 @@ import uvloop
 
 from dsec.platform.bus import Bus, BusError
 from dsec.platform.clock import utc_now
+from dsec.platform.service import EXIT_AGAIN, stop_on_signals
 from dsec.platform.settings import Settings, configure_logging
 from dsec.platform.telemetry import Telemetry, connect
 from dsec.scheduler.handlers import STOP_WAIT_S_MAX, DeliveryLost, Scheduler
@@ -24,8 +24,6 @@ from dsec.scheduler.settings import ConfigError, SchedulerConfig, load_config
 
 log = logging.getLogger("dsec.scheduler")
 
-EXIT_AGAIN = 1
-"""Something passed away that comes back: the supervisor should start us again."""
 EXIT_CONFIG = 78
 """The configuration is at fault: starting again changes nothing (EX_CONFIG of sysexits.h)."""
 
@@ -81,10 +79,7 @@ async def lead(
 
 
 async def _until_signalled(settings: Settings, config: SchedulerConfig) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_on_signals()
     result = 0
     try:
         await serve(settings, config, stop)
