@@ -17,6 +17,11 @@ from pydantic import model_validator
 from dsec_contracts.envelope import Part
 
 ROWS_PER_MESSAGE_MAX = 65_536
+BASE64_GROWTH = 1.35
+"""By how much a column's bytes grow in the JSON body, with what surrounds them."""
+PAYLOAD_SHARE_MAX = 0.9
+"""How much of what the server takes rows may fill: the headers and what is estimated need the rest.
+"""
 COLUMN_BYTES_MAX = 2**31 - 1
 """What an int32 offset can reach."""
 

@@ -11,6 +11,8 @@ from dsec_contracts.envelope import Event, Part, Prose
 from dsec_contracts.keys import SessionId, check_ordinal
 from dsec_contracts.session import Hash, ShortText
 
+CAUSE_BYTES = 16
+"""Of the chain hash of a step: by its head a reward names the step that it is for."""
 REWARD_FIELDS = (
     "step",  # int: the step that is rewarded
     "revision",  # int, from 1
@@ -78,7 +80,7 @@ class RewardScored(Event):
                 "step": (row.step, 4),
                 "revision": (row.revision, 4),
                 "value": (row.value, 8),
-                "cause": (row.cause, 16),
+                "cause": (row.cause, CAUSE_BYTES),
             },
             {"fact": row.fact} | ({"responses": row.responses} if row.responses else {}),
         )

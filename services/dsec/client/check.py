@@ -26,6 +26,7 @@ from dsec.session.machine import SessionMachine
 from dsec.session.program import Program
 from dsec.tool.call import KEY_ARGUMENT
 from dsec_contracts.canonical import decode, encode
+from dsec_contracts.reward import CAUSE_BYTES
 from dsec_contracts.step import STEP_FIELDS
 
 CHECK_STEPS = 64
@@ -151,7 +152,7 @@ def played(spec: SealedSpec, steps: int, *, seed: int = 0) -> Iterator[Started |
 
 def _nothing(n: int, stepped: Stepped) -> Input:
     """A reward of 0, for an agent that does not listen."""
-    cause = stepped.chain[:16]
+    cause = stepped.chain[:CAUSE_BYTES]
     return reward_input(n, 0.0, encode([n, 1, 0.0, {}, cause]), cause)
 
 

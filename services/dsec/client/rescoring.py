@@ -9,6 +9,7 @@ from uuid import UUID
 
 from dsec.client.client import Client
 from dsec.client.endpoints import ClientError
+from dsec.client.publishing import SOURCE
 from dsec.client.queries import AT, at_parameters
 from dsec.client.waiting import POLL_S_MAX, POLL_S_MIN
 from dsec.platform.bus import Bus
@@ -16,7 +17,6 @@ from dsec.platform.clock import utc_now
 from dsec_contracts import RewardRescoreRequested
 from dsec_contracts.reward import RescoreCircumstance, RescoreFact
 
-SOURCE = "dsec/client"
 SESSIONS_AT_ONCE_MAX = 500
 _HIGHEST = f"""
 select max(n) from (

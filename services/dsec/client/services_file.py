@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from yarl import URL
 
+from dsec.client.publishing import SOURCE
 from dsec.client.yaml_file import SpecFileError, read_documents
 from dsec.platform.bus import Bus
 from dsec.platform.clock import utc_now
@@ -29,7 +30,6 @@ from dsec_contracts.service import (
     ServiceTerms,
 )
 
-SOURCE = "dsec/client"
 LOG_WAIT_S = 30.0
 RACES_MAX = 5
 """Others who declare the same service at the same time."""

@@ -28,13 +28,11 @@ from dsec_contracts import (
     ToolReturned,
     keys,
 )
-from dsec_contracts.columns import VarColumn, fixed_rows
+from dsec_contracts.columns import BASE64_GROWTH, PAYLOAD_SHARE_MAX, VarColumn, fixed_rows
 from dsec_contracts.step import StepCircumstance, StepColumns
 
 ROW_OVERHEAD_BYTES = 250
 """Fixed columns, offsets, the cause and, at worst, a reward spec of its own."""
-BASE64_GROWTH = 1.35
-PAYLOAD_SHARE_MAX = 0.9
 
 
 class Sender(NamedTuple):

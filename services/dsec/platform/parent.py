@@ -6,7 +6,7 @@ import ctypes
 import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(sent: signal.Signals = signal.SIGKILL) -> None:
@@ -15,4 +15,4 @@ def die_with_parent(sent: signal.Signals = signal.SIGKILL) -> None:
     The end of a pipe would not stop user code that never returns.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, sent)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, sent)

@@ -31,6 +31,7 @@ from dsec.session.rerun import rerun
 from dsec.session.whole_episode import EpisodeStep, pack_episode
 from dsec_contracts import keys
 from dsec_contracts.canonical import CanonicalError, decode, encode
+from dsec_contracts.reward import CAUSE_BYTES
 from dsec_contracts.session import RequestFact
 from dsec_contracts.step import STEP_FIELDS
 
@@ -219,7 +220,7 @@ class _Rewards:
             score = scorer.score(*self._given(row, first), answers)
         else:
             score = scorer.score(bytes(row.fact), b"", b"", answers)
-        cause = bytes(row.chain or b"")[:16]
+        cause = bytes(row.chain or b"")[:CAUSE_BYTES]
         return score.value, reward_fact(step, 1, score.value, score.components, cause)
 
     def _given(self, row: Row, first: bytes) -> EpisodeStep:

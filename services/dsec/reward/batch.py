@@ -14,8 +14,9 @@ import numpy as np
 from dsec.reward.fact import env_body, facts_of_bodies
 from dsec.reward.frames import Failure, Outcome, Task
 from dsec_contracts import RewardDeferred, RewardMissing, RewardScored, SessionStepped
-from dsec_contracts.columns import VarColumn, fixed_rows
+from dsec_contracts.columns import BASE64_GROWTH, PAYLOAD_SHARE_MAX, VarColumn, fixed_rows
 from dsec_contracts.reward import (
+    CAUSE_BYTES,
     RewardCircumstance,
     RewardColumns,
     RewardMissingCircumstance,
@@ -26,9 +27,6 @@ from dsec_contracts.reward import (
 REVISION = 1
 ROW_OVERHEAD_BYTES = 56
 """A scored row beside its fact: id, step, revision, value, cause, offset."""
-BASE64_GROWTH = 1.35
-PAYLOAD_SHARE_MAX = 0.9
-CAUSE_BYTES = 16
 OFFSET_BYTES = 4
 
 

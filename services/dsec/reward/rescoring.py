@@ -21,6 +21,7 @@ from dsec.reward.components import RewardError
 from dsec.reward.effects import Lost, Spec, Specs, resolved
 from dsec.reward.episodes import episode_task
 from dsec.reward.frames import Failure, Needs, Outcome, Task
+from dsec.reward.publishing import SOURCE
 from dsec.reward.recorded_session import LANE, RecordedSession
 from dsec.reward.reexecution import Known, read_recorded
 from dsec.reward.services import Response
@@ -39,7 +40,6 @@ from dsec_contracts.reward import UNSCORED_MAX, RescoredCircumstance, RescoredFa
 log = logging.getLogger(__name__)
 
 CONSUMER = "rescore"
-SOURCE = "dsec/reward"
 ROWS_A_TURN_MAX = 64
 """Rows that are scored at a time: live ticks have their turn between."""
 EPISODES_A_TURN_MAX = 8

@@ -26,12 +26,12 @@ from typing import Any
 from dsec.session.io import REWARD, REWARD_MISSING, TOOL_RESULT, Call, Called, Input, Stepped
 from dsec_contracts import keys
 from dsec_contracts.keys import CALLS_PER_TURN_MAX
+from dsec_contracts.reward import CAUSE_BYTES
 
 TOOL_RESULTS_OUTSTANDING_MAX = 256
 """Results that a session has not been told yet, of calls that do not block."""
 _ROOM = TOOL_RESULTS_OUTSTANDING_MAX - CALLS_PER_TURN_MAX
 """With so many outstanding one more decision is within the bound, whatever it calls."""
-CAUSE_BYTES = 16
 
 
 @dataclass(slots=True)

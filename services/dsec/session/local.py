@@ -33,12 +33,11 @@ from dsec_contracts import (
     keys,
 )
 from dsec_contracts.canonical import encode
+from dsec_contracts.reward import CAUSE_BYTES
 from dsec_contracts.session import (
     RequestFact,
     SessionRequested,
 )
-
-CAUSE_BYTES = 16
 
 
 class ScoreLike(Protocol):

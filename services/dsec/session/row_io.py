@@ -21,8 +21,8 @@ from dsec.session.io import (
 from dsec.session.log_row import Row, circumstance_map, ended_fact, fact_bytes, fact_map
 from dsec.session.stored_results import StoredResult
 from dsec_contracts import keys
+from dsec_contracts.reward import CAUSE_BYTES
 
-_CAUSE_BYTES = 16
 GetBlob = Callable[[str], bytes]
 """Gives the bytes of results that lie in the object store."""
 
@@ -84,7 +84,7 @@ def input_of(row: Row, get_blob: GetBlob | None = None) -> Input | None:
         if row.key != keys.reward(step):
             return None
         assert row.value is not None
-        return reward_input(step, row.value, fact, fact[-_CAUSE_BYTES:])
+        return reward_input(step, row.value, fact, fact[-CAUSE_BYTES:])
     if row.kind == log_row.REWARD_MISSING:
         notice, told = fact_map(row), circumstance_map(row)
         return missing_input(

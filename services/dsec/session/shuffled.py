@@ -14,11 +14,12 @@ from uuid import UUID
 
 from dsec.session.anchor_record import Frozen, frozen
 from dsec.session.io import Called, Input, SessionConfig, Started, Stepped, deferred_input
-from dsec.session.local import CAUSE_BYTES, CallTool, Rewards, ScorerLike, no_tools
+from dsec.session.local import CallTool, Rewards, ScorerLike, no_tools
 from dsec.session.log_row import LogRow
 from dsec.session.machine import SessionMachine
 from dsec.session.memory_log import MemoryLog
 from dsec.session.program import Program
+from dsec_contracts.reward import CAUSE_BYTES
 
 DEFERRED_CODE = "service_slow"
 CHANGED_SHARE = 0.1

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import tenacity
 
+from dsec.platform.parent import PR_SET_PDEATHSIG
 from dsec.platform.stack.errors import DISK_FULL_TEXT, StackError, disk_full, os_failure
 from dsec.platform.stack.identity import ProcessIdentity, descendants, kill_remaining
 
@@ -38,7 +39,6 @@ RUN_WITHIN_S = 120.0
 LOG_BYTES_MAX = 16 * 1024 * 1024
 LOG_TAIL_BYTES = 4096
 
-_PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
@@ -294,7 +294,7 @@ def _die_with_parent(sig: signal.Signals) -> Callable[[], None] | None:
     parent_pid = os.getpid()
 
     def set_death_signal() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, int(sig), 0, 0, 0)
+        libc.prctl(PR_SET_PDEATHSIG, int(sig), 0, 0, 0)
         # The parent may have died before the call, and then no signal ever comes.
         if os.getppid() != parent_pid:
             os._exit(1)
