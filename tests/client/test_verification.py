@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -13,13 +14,14 @@ import pytest
 
 from dsec.client.client import Client
 from dsec.client.verification import verify_sessions
+from dsec.platform.objects import ObjectStore
 from dsec.reward.score import load_scorer
 from dsec.session.documents import AgentDocument, EnvDocument, RewardDocument, seal
 from dsec.session.io import SessionConfig
 from dsec.session.local import run_in_memory
 from dsec.session.log_row import LogRow
 from dsec.session.program import load_program
-from dsec_contracts import SYSTEM_SESSION, encode, keys
+from dsec_contracts import SYSTEM_SESSION, decode, encode, keys
 from dsec_contracts.keys import session_time
 from dsec_contracts.session import RequestFact
 
@@ -57,13 +59,23 @@ class Log:
         self._connection.close()
 
     def session(
-        self, reward: tuple[str, bytes], n: int, agent: tuple[str, bytes] | None = None
+        self,
+        reward: tuple[str, bytes],
+        n: int,
+        agent: tuple[str, bytes] | None = None,
+        *,
+        without: str = "",
+        never_started: str | None = None,
+        blobs: dict[str, str] | None = None,
     ) -> UUID:
-        """A session whose steps were given 1.0, and whose request names this reward."""
+        """A session whose steps were given 1.0, and whose request names this reward. `without`: a
+        kind of spec that the log does not have. `never_started`: why it ended. `blobs`: those that
+        lie in the object store."""
         agent = agent or agent_of(AGENT)
         session_id = UUID(int=(1_767_225_600_000 << 80) | (7 << 76) | (2 << 62) | n)
         for kind, (spec_hash, content) in (("agent", agent), ("env", ENV), ("reward", reward)):
-            self._spec(kind, spec_hash, content)
+            if kind != without:
+                self._spec(kind, spec_hash, content, (blobs or {}).get(kind))
         request = RequestFact(
             session_id=session_id,
             agent_spec=agent[0],
@@ -76,12 +88,17 @@ class Log:
         program = load_program(*agent, *ENV)
         config = SessionConfig(7, STEPS)
         for row in run_in_memory(program, config, session_id, load_scorer(*GOOD), request=request):
-            self._put({name: getattr(row, name) for name in LogRow._fields})
+            if never_started is None or row.kind in ("session.requested", "session.ended"):
+                told = {name: getattr(row, name) for name in LogRow._fields}
+                if never_started is not None and row.kind == "session.ended":
+                    fact = decode(row.fact) | {"status": "failed", "code": never_started}
+                    told["fact"] = encode(fact)
+                self._put(told)
         return session_id
 
-    def _spec(self, kind: str, spec_hash: str, content: bytes) -> None:
-        text = base64.urlsafe_b64encode(content).decode()
-        fact = {"spec_hash": spec_hash, "kind": kind, "content": text, "blob": None}
+    def _spec(self, kind: str, spec_hash: str, content: bytes, blob: str | None) -> None:
+        text = base64.urlsafe_b64encode(content).decode() if blob is None else ""
+        fact = {"spec_hash": spec_hash, "kind": kind, "content": text, "blob": blob}
         self._put(
             {
                 "session_id": SYSTEM_SESSION,
@@ -114,9 +131,13 @@ async def log(log_url: str) -> AsyncIterator[Log]:
     made.close()
 
 
-async def verified(log: Log, ids: list[UUID], **how: Any) -> list[dict[str, Any]]:
+async def verified(
+    log: Log, ids: list[UUID], object_store_url: str = "", **how: Any
+) -> list[dict[str, Any]]:
     """The verdicts."""
-    async with Client(nats_url="nats://unused", database_url=log.url, object_store_url="") as c:
+    async with Client(
+        nats_url="nats://unused", database_url=log.url, object_store_url=object_store_url
+    ) as c:
         return await verify_sessions(c, ids, **how)
 
 
@@ -169,3 +190,54 @@ async def test_a_verdict_names_the_recorded_end(log: Log) -> None:
     assert verdict["ok"]
     assert (verdict["ended"]["status"], verdict["ended"]["code"]) == ("failed", "agent_raised")
     assert "too far" in verdict["ended"]["message"]
+
+
+@pytest.mark.parametrize("kind", ["agent", "env"])
+async def test_a_spec_that_is_absent_is_said_to_be_absent(log: Log, kind: str) -> None:
+    spec_hash = agent_of(AGENT)[0] if kind == "agent" else ENV[0]
+    (verdict,) = await verified(log, [log.session(GOOD, 1, without=kind)])
+    assert not verdict["ok"]
+    assert f"{kind} spec {spec_hash} is not in the log" in verdict["error"]
+
+
+async def test_a_session_that_ended_for_an_absent_spec_verifies(log: Log) -> None:
+    ended = log.session(GOOD, 1, without="agent", never_started="spec_not_found")
+    otherwise = log.session(GOOD, 2, without="agent", never_started="agent_load_failed")
+    first, second = await verified(log, [ended, otherwise])
+    assert (first["ok"], first["ended"]["code"]) == (True, "spec_not_found")
+    assert not second["ok"]
+    assert "is not in the log" in second["error"]
+
+
+async def test_without_its_reward_spec_a_sessions_steps_are_verified(log: Log) -> None:
+    (verdict,) = await verified(log, [log.session(GOOD, 1, without="reward")])
+    assert (verdict["ok"], verdict["reward_ok"], verdict["steps"]) == (False, False, STEPS)
+    assert f"spec_not_found: reward spec {GOOD[0]}" in verdict["first_divergence"]["actual"]
+
+
+async def test_a_tampered_blob_is_found_and_named(log: Log, tmp_path: Path) -> None:
+    """Other code in the place of what ran: under the name of the right blob, or as another one."""
+    url = tmp_path.as_uri()
+    objects = ObjectStore(url)
+    spec_hash, content = agent_of(AGENT)
+    other = objects.put(agent_of(AGENT.replace(b"0}", b"1}"))[1])
+    damaged = objects.put(content)
+    whole = log.session(GOOD, 1, blobs={"agent": damaged})
+    assert (await verified(log, [whole], url))[0]["ok"]
+    # More of the same content does no harm; other content under its name does.
+    (path,) = [path for path in tmp_path.rglob("*") if damaged in path.name]
+    path.write_bytes(next(p for p in tmp_path.rglob("*") if other in p.name).read_bytes())
+    (verdict,) = await verified(log, [whole], url)
+    assert not verdict["ok"]
+    assert f"blob {damaged[:12]} is damaged" in verdict["error"]
+    named = log.session(GOOD, 2, agent_of(FAILS), blobs={"agent": other})
+    (verdict,) = await verified(log, [named], url)
+    assert not verdict["ok"]
+    assert f"agent spec {agent_of(FAILS)[0]} has another hash" in verdict["error"]
+    gone = log.session(GOOD, 3, agent_of(AGENT + b"\n"), blobs={"agent": "0" * 64})
+    (verdict,) = await verified(log, [gone], url)
+    assert (
+        f"agent spec {agent_of(AGENT + bytes([10]))[0]}: blob {'0' * 12} is not in"
+        in (verdict["error"])
+    )
+    assert spec_hash == damaged

@@ -26,7 +26,7 @@ from dsec.platform.log import LogReader
 from dsec.platform.objects import ObjectStore
 from dsec.platform.parent import die_with_parent
 from dsec.platform.settings import configure_logging
-from dsec.platform.specs import blob_content
+from dsec.platform.specs import Absent, SpecMissing, blob_content, registered_content
 from dsec.replay.verify import Verdict, request_of, verify
 from dsec.reward.score import Asks, RewardError, Score, Scorer, is_per_episode, load_scorer
 from dsec.session.divergence import Divergence
@@ -61,6 +61,11 @@ class Verifier:
             program = await self._program(request.agent_spec, request.env_spec)
         except ProgramError as error:
             return verdict_json(session_id, _unloadable(rows, error), end_of(rows))
+        except Absent as absent:
+            if (end_of(rows) or {}).get("code") != absent.code:
+                raise
+            # What it ended for is so still.
+            return verdict_json(session_id, Verdict(0, None, None, 0, True), end_of(rows))
         scorer = await self._scorer(request.reward_fn_hash)
         config = session_config(
             request,
@@ -81,22 +86,30 @@ class Verifier:
     async def _program(self, agent: str, env: str) -> Program:
         if (agent, env) not in self._programs:
             self._programs[agent, env] = load_program(
-                agent, await self._content(agent), env, await self._content(env)
+                agent, await self._content("agent", agent), env, await self._content("env", env)
             )
         return self._programs[agent, env]
 
     async def _scorer(self, spec_hash: str) -> Scorer:
         if spec_hash not in self._scorers:
-            self._scorers[spec_hash] = guarded(spec_hash, await self._content(spec_hash))
+            try:
+                content = await self._content("reward", spec_hash)
+            except Absent as absent:  # its steps can be verified all the same
+                return _AbsentScorer(absent)
+            self._scorers[spec_hash] = guarded(spec_hash, content)
         return self._scorers[spec_hash]
 
-    async def _content(self, spec_hash: str) -> bytes:
+    async def _content(self, what: str, spec_hash: str) -> bytes:
+        """The bytes of a spec.
+
+        Raises:
+            Absent: it is not there, or what is there has another hash.
+            ObjectStoreError: its blob is damaged, or the store is away.
+        """
         spec = await self._log.spec(spec_hash)
         if spec is None:
-            return b""  # what loads it says that it is no spec
-        return spec.content or blob_content(
-            self._objects, spec.blob or "", f"{spec.kind} spec {spec_hash}"
-        )
+            raise SpecMissing(f"{what} spec {spec_hash} is not in the log: register it again")
+        return await registered_content(self._objects, spec, what)
 
     async def _policy(self, policy: str | None) -> Any:
         if policy is None:
@@ -109,6 +122,25 @@ class Verifier:
             blob = decode(row.fact)["blob"]
             self._weights.remember(policy, blob_content(self._objects, blob, f"policy {policy}"))
         return decode(self._weights[policy])
+
+
+class _AbsentScorer(Scorer):
+    """Of a spec that cannot be had: every reward is missing for that."""
+
+    needs_prior = False
+
+    def __init__(self, absent: Absent) -> None:
+        self._absent = absent
+
+    def score(
+        self,
+        step_fact: bytes,
+        observation: bytes | None,
+        next_observation: bytes | None,
+        responses: bytes = b"",
+    ) -> Score:
+        """See `Scorer`."""
+        raise RewardError(self._absent.code, str(self._absent))
 
 
 class _Guarded(Scorer):

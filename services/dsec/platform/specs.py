@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import ClassVar, Generic, Literal, TypeVar
 
 from dsec.platform.bounded import Bounded
-from dsec.platform.log import LogReader
+from dsec.platform.log import LogReader, SpecContent
 from dsec.platform.objects import BlobNotFound, ObjectStore
 
 T = TypeVar("T")
@@ -162,14 +162,26 @@ async def spec_content(
             f"{what} spec {spec_hash} is not in the log, which has got to position {position}: "
             "register it, and request the session again"
         )
-    content = found.content
-    if not content and found.blob is not None:
-        named = f"{what} spec {spec_hash}"
-        content = await asyncio.to_thread(blob_content, objects, found.blob, named)
-    if hashlib.sha256(content).hexdigest() != spec_hash:
+    return await registered_content(objects, found, what)
+
+
+async def registered_content(objects: ObjectStore | None, spec: SpecContent, what: str) -> bytes:
+    """The bytes of a spec that the log has, which are those that its hash names.
+
+    Raises:
+        SpecMissing: other bytes were registered under it.
+        BlobMissing: its blob is not there.
+        ObjectStoreError: nobody can say whether it is, or it is damaged.
+    """
+    content = spec.content
+    if not content and spec.blob is not None:
+        named = f"{what} spec {spec.spec_hash}"
+        content = await asyncio.to_thread(blob_content, objects, spec.blob, named)
+    if hashlib.sha256(content).hexdigest() != spec.spec_hash:
         # Whoever registered it named another blob: a hash pins what runs.
         raise SpecMissing(
-            f"what was registered as {what} spec {spec_hash} has another hash: register it again"
+            f"what was registered as {what} spec {spec.spec_hash} has another hash: "
+            "register it again"
         )
     return content
 
