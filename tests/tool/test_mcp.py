@@ -24,8 +24,7 @@ from dsec.tool.processes import Processes, Program
 from dsec_contracts import decode
 
 SERVER = '''
-import os, sys, time
-from pathlib import Path
+import sys
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
@@ -35,20 +34,6 @@ server = MCPServer("stock", log_level="ERROR")
 def add(x: int, y: int = 1) -> int:
     """Adds."""
     return x + y
-
-@server.tool()
-def about(x: int) -> dict[str, object]:
-    return {"pid": os.getpid(), "here": sorted(p.name for p in Path.cwd().iterdir()),
-            "key": os.environ.get("MY_KEY"), "nats": os.environ.get("DSEC_NATS_URL")}
-
-@server.tool()
-def stuck(x: int) -> int:
-    while True:
-        pass
-
-@server.tool()
-def gone(x: int) -> int:
-    os._exit(1)
 
 @server.tool()
 def refuses(x: int) -> int:
@@ -64,6 +49,39 @@ if __name__ == "__main__":
     else:
         server.run()
 '''
+LIGHT = """
+import json, os, sys
+from pathlib import Path
+
+def about():
+    return {"pid": os.getpid(), "here": sorted(p.name for p in Path.cwd().iterdir()),
+            "key": os.environ.get("MY_KEY"), "nats": os.environ.get("DSEC_NATS_URL")}
+
+def stuck():
+    Path("pid").write_text(str(os.getpid()))
+    os.read(os.pipe()[0], 1)
+
+def gone():
+    os._exit(1)
+
+def result(method, params):
+    if method == "initialize":
+        return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}},
+                "serverInfo": {"name": "light", "version": "1"}}
+    if method == "tools/list":
+        x = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+        return {"tools": [{"name": n, "inputSchema": x} for n in ("add", "about", "stuck", "gone")]}
+    if method == "tools/call":
+        return {"content": [], "structuredContent": globals()[params["name"]]()}
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" in asked:
+        told = result(asked["method"], asked.get("params"))
+        answer = {"error": {"code": -32601, "message": "no"}} if told is None else {"result": told}
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer}), flush=True)
+"""
+"""A server by hand: one that is made with the library imports for as long as ten calls take."""
 X = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 LIMITS = UserLimits(2 << 30, 256, 1 << 20, 16)
 
@@ -94,7 +112,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     process.wait()
 
 
-def over_pipes(name: str, source: str = SERVER, **options: Any) -> Program:
+def over_pipes(name: str, source: str = LIGHT, **options: Any) -> Program:
     options.setdefault("parameters", X)
     values = dict.fromkeys(options.get("secrets", []), "s3cret")
     document = ToolDocument(
@@ -139,7 +157,7 @@ async def test_a_server_over_pipes_is_started_once_and_used_again(
 
 async def test_what_a_tool_returns(processes: Processes, url: str) -> None:
     content = [{"type": "text", "text": "5"}]
-    for program in (over_pipes("add"), over_http("add", url)):
+    for program in (over_pipes("add", SERVER), over_http("add", url)):
         told = value(await asked(processes, program))
         assert told == {"content": content, "structured": {"result": 5}}
     named = over_http("sum", url, tool="add")
@@ -169,10 +187,7 @@ async def test_a_declaration_that_does_not_fit_is_reported(
 
 async def test_a_deadline_ends_the_server_too(processes: Processes) -> None:
     """It is in the calling process's group: it would go on for ever otherwise."""
-    source = SERVER.replace(
-        "    while True:", "    Path('pid').write_text(str(os.getpid()))\n    while True:"
-    )
-    program = over_pipes("stuck", source)
+    program = over_pipes("stuck")
     began = time.monotonic()
     assert failure(await asked(processes, program, deadline_s=6.0)).code == "deadline"
     assert time.monotonic() - began < 20
