@@ -76,7 +76,7 @@ async def test_a_deadline_holds_whatever_the_tool_does(processes: Processes, bod
     outcome = await processes.call(process, Order("{}", "key"), 0.5)
     assert isinstance(outcome, Failure)
     assert outcome.code == "deadline"
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
     assert not process.alive
 
 

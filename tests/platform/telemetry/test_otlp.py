@@ -228,7 +228,7 @@ def test_a_receiver_that_is_away_costs_spans_which_are_counted_and_no_time(
     began_s = time.monotonic()
     with caplog.at_level(logging.WARNING):
         telemetry.close()
-    assert time.monotonic() - began_s < CLOSE_S_MAX + 1
+    assert time.monotonic() - began_s < CLOSE_S_MAX + 4
     assert telemetry.delivery.lost == SPANS
     assert f"{SPANS} spans were not delivered" in caplog.text
 
