@@ -33,12 +33,13 @@ from dsec.platform.stack.timescale import timescale_programs
 T = TypeVar("T")
 PASSWORD = "for-tests-only"
 DEAR = {
-    "stack": "stack",
     "timescaledb": "timescaledb",
     "timescale_root": "timescaledb",
+    "stack": "stack",
     "timescale_community": "timescale_community",
 }
-"""Marks and fixtures, and the group of the tests that have them: they share what is dear."""
+"""Marks and fixtures, and the group of the tests that have them: they share what is dear. The first
+one counts: TimescaleDB takes longer to fetch than a stack to start."""
 LONGEST = (
     "stack",
     "timescaledb",
