@@ -29,6 +29,8 @@ RejectCode = Literal[
     "not_implemented",
 ]
 ShortText = Annotated[str, StringConstraints(max_length=256)]
+HeartbeatPeriod = Annotated[float, Field(gt=0, le=60)]
+"""Seconds between two heartbeats of a worker."""
 LagSteps = Annotated[int, Field(ge=1, le=LAG_STEPS_MAX, strict=True)]
 """A number of steps: what was caused at step t is delivered before step t + this is decided."""
 
@@ -166,6 +168,9 @@ class PlacedCircumstance(Part):
     epoch: int | None = None
     """The epoch of the stream that the placement's position counts in. None: whoever placed it did
     not say."""
+    heartbeat_period_s: Annotated[HeartbeatPeriod | None, Field(exclude_if=_is_none)] = None
+    """How often the worker beats, where that is not what the scheduler is set to: a scheduler that
+    takes over waits as long for its first heartbeat."""
 
 
 class SessionPlaced(Event):

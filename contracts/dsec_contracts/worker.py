@@ -8,7 +8,7 @@ from uuid import UUID
 from pydantic import Field
 
 from dsec_contracts.envelope import Event, Part, Prose
-from dsec_contracts.session import Name
+from dsec_contracts.session import HeartbeatPeriod, Name
 
 DeathReason = Literal["exit", "signal", "oom", "step_deadline", "heartbeat_lost", "drained"]
 
@@ -81,6 +81,8 @@ class HeartbeatCircumstance(Part):
     placements_read: int | None = Field(default=None, exclude_if=lambda position: position is None)
     """The position in the stream up to which it has read placements: what lies behind it cannot
     have been lost."""
+    period_s: HeartbeatPeriod | None = Field(default=None, exclude_if=lambda period: period is None)
+    """How often it beats. None: it does not say."""
 
 
 class WorkerHeartbeat(Event):

@@ -195,7 +195,10 @@ def event_of(intent: Intent) -> Any:
                 previous_lane=intent.previous_lane,
                 alone=intent.alone,
             )
-            return SessionPlaced(fact=fact, circumstance=PlacedCircumstance(request=intent.request))
+            told = PlacedCircumstance(
+                request=intent.request, heartbeat_period_s=intent.heartbeat_period_s
+            )
+            return SessionPlaced(fact=fact, circumstance=told)
         case Fence():
             return WorkerFenced(
                 fact=FencedFact(worker=intent.worker, reason=intent.reason, culprit=intent.culprit)
@@ -1031,3 +1034,47 @@ def test_callers_are_counted_right_whatever_becomes_of_their_worker() -> None:
     assert list(places(model.tick())) == [session_id(0), session_id(1)]
     model.see(SessionReleased(fact=ReleasedFact(session_id=session_id(0), attempt=1)))
     assert model.state.callers["stock"] == 2, "that attempt is over already"
+
+
+# -- heartbeats that are rarer than expected -------------------------------------------------------
+
+
+def beats_every(model: Model, period_s: float | None) -> None:
+    fact = HeartbeatFact(worker="w1", node="n", state="ready", lanes=["w1-0"], capacity_sessions=9)
+    told = HeartbeatCircumstance(period_s=period_s)
+    hear(model.state, WorkerHeartbeat(fact=fact, circumstance=told), model.at_s)
+
+
+def test_a_worker_that_beats_rarely_is_given_twice_the_time_between_its_beats() -> None:
+    model = Model()
+    beats_every(model, 10.0)
+    model.pass_s(19.9)
+    assert model.tick() == []
+    model.pass_s(0.2)
+    [fence] = model.tick()
+    assert isinstance(fence, Fence)
+    assert fence.detail == "no heartbeat for 20 s"
+
+
+@pytest.mark.parametrize("period_s", [None, 0.1, 1.0])
+def test_one_that_beats_often_or_does_not_say_is_given_the_limit(period_s: float | None) -> None:
+    model = Model()
+    beats_every(model, period_s)
+    model.pass_s(4.1)
+    assert [type(one) for one in model.tick()] == [Fence]
+
+
+def test_a_scheduler_that_takes_over_waits_as_long_for_the_first_beat() -> None:
+    model = Model()
+    beats_every(model, 10.0)
+    placed = event_of(model.place())
+    assert placed.circumstance.heartbeat_period_s == 10.0
+    new = Model()
+    new.see(placed)
+    new.pass_s(19.9)
+    assert new.tick() == []
+    new.pass_s(0.2)
+    assert [type(one) for one in new.tick()] == [Fence]
+    usual = Model()
+    beats_every(usual, 1.0)
+    assert event_of(usual.place()).circumstance.heartbeat_period_s is None

@@ -70,6 +70,7 @@ class Heartbeats:
         lanes: Sequence[str],
         capacity_sessions: int,
         isolated: bool,
+        period_s: float,
     ) -> None:
         self._author = author
         self._roster = roster
@@ -78,6 +79,7 @@ class Heartbeats:
         self._lanes = list(lanes)
         self._capacity_sessions = capacity_sessions
         self._isolated = isolated
+        self._period_s = period_s
         self._beats = 0
 
     async def beat(self, state: Literal["ready", "draining"], placements_read: int) -> None:
@@ -107,6 +109,7 @@ class Heartbeats:
             reward_lag_steps=[one.reward_lag_steps for one in told] if learns else None,
             sessions_total=len(all_told),
             placements_read=placements_read,
+            period_s=self._period_s,
         )
         await self._author.publish_transient(
             WorkerHeartbeat(fact=fact, circumstance=circumstance),

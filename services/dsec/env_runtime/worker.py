@@ -131,6 +131,7 @@ class Worker:
             lanes=list(self._lanes),
             capacity_sessions=1 if isolated else settings.sessions_per_worker_max,
             isolated=isolated,
+            period_s=settings.heartbeat_period_s,
         )
         self._group: asyncio.TaskGroup
         self._placements_read = 0

@@ -93,11 +93,12 @@ def admit(state: SchedulerState, command: Ask, sequence: int) -> bool:
 
 def _deaths(state: SchedulerState, at_s: float, limits: Limits) -> Iterator[Fence]:
     """Workers that are said to be dead, or have been silent for too long while we listened."""
-    silence_s = max(limits.heartbeat_limit_s, 2 * limits.heartbeat_period_s)
     heard_s = min(at_s, state.heard_until_s)  # what we have not heard yet is not their silence
     for worker in state.workers.values():
         if worker.fence_in_flight:
             continue
+        period_s = max(limits.heartbeat_period_s, worker.period_s or 0.0)
+        silence_s = max(limits.heartbeat_limit_s, 2 * period_s)
         if worker.death is not None:
             death = worker.death
         elif heard_s - max(worker.heard_at_s or 0.0, state.listening_since_s) > silence_s:
@@ -210,6 +211,7 @@ def _placements(state: SchedulerState, limits: Limits, rule: Rule) -> Iterator[P
         return
     for found in rule(Snapshot(queue, workers)):
         session = state.sessions[found.session_id]
+        period_s = state.workers[found.worker].period_s
         yield Place(
             session.session_id,
             found.worker,
@@ -221,6 +223,7 @@ def _placements(state: SchedulerState, limits: Limits, rule: Rule) -> Iterator[P
             session.cause,
             session.placed_sequence,
             session.request,
+            None if period_s == limits.heartbeat_period_s else period_s,
         )
 
 

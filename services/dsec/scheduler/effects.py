@@ -127,7 +127,10 @@ class Effects:
                 alone=intent.alone,
             ),
             circumstance=PlacedCircumstance(
-                request=intent.request, reason=intent.reason, epoch=self._epoch
+                request=intent.request,
+                reason=intent.reason,
+                epoch=self._epoch,
+                heartbeat_period_s=intent.heartbeat_period_s,
             ),
         )
         try:

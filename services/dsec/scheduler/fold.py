@@ -149,6 +149,8 @@ def _placed(state: SchedulerState, event: SessionPlaced, sequence: int) -> None:
         state.requeue(session)
         return
     state.attach(session, fact.worker, fact.lane)
+    worker = state.workers[fact.worker]
+    worker.period_s = worker.period_s or event.circumstance.heartbeat_period_s
 
 
 def _released(state: SchedulerState, event: SessionReleased, sequence: int) -> None:
@@ -210,6 +212,7 @@ def hear(state: SchedulerState, heartbeat: WorkerHeartbeat, at_s: float) -> None
         tuple(dict.fromkeys(fact.lanes)),
         fact.capacity_sessions,
     )
+    worker.period_s = heartbeat.circumstance.period_s or worker.period_s
     if fact.state == "dead" and worker.death is None:
         worker.death = Death(fact.death or "exit", fact.culprit, fact.detail)
     worker.ready = fact.state == "ready" and worker.death is None

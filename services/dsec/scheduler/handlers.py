@@ -99,7 +99,9 @@ class Scheduler:
         self._ordinal = 0
         self._caught_up = asyncio.Event()
         self._wake = asyncio.Event()
-        self._listening = Listening(bus, self.state, monotonic, self._wake.set)
+        self._listening = Listening(
+            bus, self.state, monotonic, self._wake.set, period_s=config.heartbeat_period_s
+        )
         self._tell(telemetry)
 
     def _tell(self, telemetry: Telemetry) -> None:

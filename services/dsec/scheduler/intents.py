@@ -49,6 +49,8 @@ class Place:
     cause: str
     expected_sequence: int
     request: RequestFact
+    heartbeat_period_s: float | None = None
+    """The worker's, where it is not what it should be."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Mapping
 
+from dsec.platform.bounded import Bounded
 from dsec.platform.bus import Bus, BusError
 from dsec.platform.bus.retry import AWAY
 from dsec.platform.cancellation import cancelled
@@ -21,6 +23,10 @@ from dsec_contracts import WorkerHeartbeat, subjects
 
 HEARTBEATS = subjects.every(WorkerHeartbeat.event_name())
 HEARD_PERIOD_S = 0.25
+SAID_MAX = 10_000
+"""Nodes of which is remembered that their workers beat otherwise than expected."""
+
+log = logging.getLogger(__name__)
 
 
 class Listening:
@@ -32,11 +38,20 @@ class Listening:
         state: SchedulerState,
         monotonic: Callable[[], float],
         on_heard: Callable[[], None],
+        *,
+        period_s: float,
     ) -> None:
+        """Nothing is heard yet.
+
+        Args:
+            period_s: how often workers are expected to beat.
+        """
         self._bus = bus
         self._state = state
         self._monotonic = monotonic
         self._on_heard = on_heard
+        self._period_s = period_s
+        self._said: Bounded[tuple[str, float], None] = Bounded(SAID_MAX)
 
     async def begin(self) -> None:
         """Hear heartbeats from now on."""
@@ -47,7 +62,24 @@ class Listening:
         heartbeat = read_heartbeat(headers, data)
         if heartbeat is not None:
             hear(self._state, heartbeat, self._monotonic())
+            self._compare(heartbeat)
             self._on_heard()
+
+    def _compare(self, heartbeat: WorkerHeartbeat) -> None:
+        """Say so, once for a node, where its workers beat otherwise than is expected here. They are
+        waited for accordingly: the settings are at fault, and not they."""
+        node, period_s = heartbeat.fact.node, heartbeat.circumstance.period_s
+        if period_s is None or period_s == self._period_s or (node, period_s) in self._said:
+            return
+        self._said.remember((node, period_s), None)
+        log.warning(
+            "worker %s on %s says that it is alive every %g s, and %g s are expected: set "
+            "DSEC_HEARTBEAT_PERIOD_S there and heartbeat_period_s here to the same",
+            heartbeat.fact.worker,
+            node,
+            period_s,
+            self._period_s,
+        )
 
     async def hear_out(self) -> None:
         """Know until when heartbeats were heard; for ever."""

@@ -127,7 +127,8 @@ class SchedulerConfig(Section):
     """The rule by which sessions are given to workers."""
     heartbeat_period_s: Annotated[float, Field(gt=0, le=60)] = 1.0
     """How often workers are expected to say that they are alive. They themselves go by
-    `DSEC_HEARTBEAT_PERIOD_S`, which has to be changed with this."""
+    `DSEC_HEARTBEAT_PERIOD_S`, which has to be changed with this. Of one that beats otherwise the
+    scheduler says so, and waits for it at least twice as long as it says that it needs."""
     heartbeat_limit_s: Annotated[float, Field(gt=0, le=600)] = 4.0
     """A worker that is silent for longer is dead."""
     session_absent_limit_s: Annotated[float, Field(gt=0, le=3_600)] = 60.0

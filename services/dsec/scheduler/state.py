@@ -110,6 +110,8 @@ class Worker:
     ready: bool = False
     heard_at_s: float | None = None
     """On a monotonic clock; None where it is known from the log alone."""
+    period_s: float | None = None
+    """How often it beats, as it says. None: it does not, or as often as it should."""
     death: Death | None = None
     sessions: set[UUID] = field(default_factory=set)
     """Those it has, and those whose placement is in flight."""
