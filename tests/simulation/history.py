@@ -11,7 +11,7 @@ from tests.simulation.clock import Process
 from tests.simulation.log import Database, Reader, Row, place
 
 from dsec.scheduler import queries
-from dsec.scheduler.episodes import EPISODES
+from dsec.scheduler.episodes import CHANGES, ENDED, EPISODES, STEPS
 from dsec.scheduler.history import History
 from dsec_contracts import keys
 
@@ -179,21 +179,54 @@ def episodes(db: Database, p: dict[str, Any]) -> list[Any]:
                 reward = db.get(session_id, keys.reward(step))
                 missing = reward is None and bool(db.get(session_id, keys.reward_missing(step)))
                 by_episode.setdefault(row["episode"], []).append((row, reward, missing))
-        for _, told in sorted(by_episode.items()):
+        for episode, told in sorted(by_episode.items()):
             values = [reward["value"] for _, reward, _ in told if reward is not None]
-            ends = [row["fact"] for row, _, _ in told if row["terminated"] or row["truncated"]]
+            last_row = told[-1][0]
+            over = last_row["terminated"] or last_row["truncated"]
+            end = (*place(last_row), last_row["fact"]) if over else (None,) * 4
             found.append(
                 (
                     session_id,
+                    episode,
                     len(told),
-                    told[-1][0]["step"],
-                    len(values),
+                    last_row["step"],
+                    values,
                     sum(missing for *_, missing in told),
-                    sum(values),
-                    ends[0] if ends else None,
+                    *end,
                 )
             )
     return found
+
+
+def ended(db: Database, p: dict[str, Any]) -> list[Any]:
+    """The sessions with a curriculum that ended last, the newest ends first."""
+    found = []
+    for row in sorted(db.rows, key=place, reverse=True):
+        if row["kind"] != "session.ended":
+            continue
+        request = db.get(UUID(bytes=row["session_id"]), keys.REQUESTED)
+        asked = {} if request is None else json.loads(request["fact_json"])
+        if asked.get("curriculum_level") is not None:
+            steps = json.loads(row["fact_json"])["steps"]
+            told = asked["agent_spec"], asked["curriculum_level"], asked["reward_fn_hash"]
+            found.append((UUID(bytes=row["session_id"]), *place(row), steps, *told))
+    return found[: p["sessions"]]
+
+
+def changes(db: Database, p: dict[str, Any]) -> list[Any]:
+    """The levels that sessions were given."""
+    return [
+        (session_id, fact["n"], fact["level"])
+        for session_id in p["ids"]
+        for row in db.of(session_id)
+        if row["kind"] == "curriculum.changed"
+        for fact in [json.loads(row["fact_json"])]
+    ]
+
+
+def steps(db: Database, p: dict[str, Any]) -> list[Any]:
+    """How many steps each session has."""
+    return [(one, sum(row["kind"] == "session.stepped" for row in db.of(one))) for one in p["ids"]]
 
 
 _STATEMENTS: dict[Any, Callable[[Database, dict[str, Any]], list[Any]]] = {
@@ -209,4 +242,7 @@ _STATEMENTS: dict[Any, Callable[[Database, dict[str, Any]], list[Any]]] = {
     queries.PRIOR: prior,
     queries.TAIL: tail,
     EPISODES: episodes,
+    ENDED: ended,
+    CHANGES: changes,
+    STEPS: steps,
 }
