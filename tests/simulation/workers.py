@@ -12,7 +12,7 @@ from tests.simulation.bus import connect
 from tests.simulation.clock import Process
 from tests.simulation.log import Reader
 
-from dsec.env_runtime import supervisor
+from dsec.env_runtime import child, supervisor
 from dsec.env_runtime.child import Child
 from dsec.env_runtime.running import EXIT_FENCED, RunningSlot
 from dsec.env_runtime.settings import EnvRuntimeSettings
@@ -123,11 +123,12 @@ def pretended(handles: dict[int, WorkerHandle]) -> Iterator[None]:
         "started_by": lambda pid, count_max: 0,
         "oom_kills": lambda: 0,
     }
-    before = {name: getattr(supervisor, name) for name in ours}
+    where = [(m, name) for m in (supervisor, child) for name in ours if hasattr(m, name)]
+    before = [(m, name, getattr(m, name)) for m, name in where]
     try:
-        for name, value in ours.items():
-            setattr(supervisor, name, value)
+        for module, name in where:
+            setattr(module, name, ours[name])
         yield
     finally:
-        for name, value in before.items():
-            setattr(supervisor, name, value)
+        for module, name, value in before:
+            setattr(module, name, value)
