@@ -12,16 +12,19 @@ from uuid import UUID
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
-from dsec.cli import anchors
+from dsec.cli import anchors, answer, tables
 from dsec.cli.compare import assess
-from dsec.cli.failures import failure_lines
+from dsec.cli.failures import failure_lines, missing_lines
 from dsec.cli.init import TEMPLATES
 from dsec.cli.main import COMMANDS, main
 from dsec.cli.metrics import COLLECTED, reward_share
-from dsec.cli.replay import verdict_line
+from dsec.cli.replay import asked_differently, place, verdict_line
+from dsec.cli.run import run_on
 from dsec.cli.sessions import curriculum_shown
-from dsec.cli.tables import as_yaml, print_fields
+from dsec.cli.tables import as_yaml, print_fields, print_summaries, print_table
+from dsec.client.client import Group
 from dsec.client.queries import Summary
 from dsec.client.specs import read_session
 from dsec.platform.telemetry.metrics import NAMED
@@ -251,3 +254,114 @@ def test_show_has_the_level_that_was_given_last() -> None:
     log.changed(1, 1, 0)
     log.changed(2, 2, 1)
     assert curriculum_shown(log.rows) == {"curriculum_level": 2, "curriculum_changes": 2}
+
+
+def _summary(n: int = 1, **what: Any) -> Summary:
+    told = {"status": "completed", "code": "max_steps", "steps": 500, "reward_total": 492.487}
+    shown = {**told, "chain_hash": "ab" * 32, "attempts": 1, "seed": 7, **what}
+    return Summary(session_id=keys_id(n), **shown)
+
+
+def keys_id(n: int) -> UUID:
+    return UUID(f"01a22ea2-1f0f-7617-af99-{n:012x}")
+
+
+@pytest.mark.parametrize(("width", "lacks"), [(60, "chain"), (80, "chain"), (120, None)])
+def test_a_narrow_terminal_costs_columns_and_no_id(
+    width: int,
+    lacks: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(tables, "out", Console(width=width))
+    print_summaries([_summary(1), _summary(2)])
+    told = capsys.readouterr()
+    for n in (1, 2):
+        assert f"{keys_id(n)}  completed" in told.out
+    assert "492.487" in told.out
+    assert "…" not in told.out
+    assert all(len(line) <= width for line in told.out.splitlines())
+    assert (lacks is None) == ("without" not in told.err)
+    assert lacks is None or lacks in told.err
+
+
+def test_a_table_that_does_not_fit_is_whole_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tables, "out", Console(width=30))
+    print_summaries([_summary()])
+    assert str(keys_id(1)) in capsys.readouterr().out
+
+
+def test_a_table_without_rows_says_what_makes_some(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(tables.plain_table("tool"), empty="No tools yet.")
+    assert capsys.readouterr().out == "No tools yet.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("sesions", "list"), "Did you mean `dsec sessions`?"),
+        (("events", "1"), "Did you mean `dsec sessions events`?"),
+        (("qqqq",), "`dsec --help` lists them."),
+    ],
+)
+def test_a_command_that_is_none_is_told_what_was_meant(
+    arguments: tuple[str, ...], told: str
+) -> None:
+    result = dsec(*arguments)
+    assert result.exit_code == 2
+    assert told in result.output
+
+
+def test_python_and_folders_are_no_session_files(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("class A: ...\n")
+    python, folder = dsec("run", str(tmp_path / "agent.py")), dsec("run", str(tmp_path))
+    assert "agent.py is Python: give the YAML file" in python.output
+    assert f"is a folder: name a file in it, such as {tmp_path}/session.yaml" in folder.output
+
+
+def test_who_interrupts_hears_that_the_sessions_run_on() -> None:
+    group = Group("g1", (keys_id(1), keys_id(2)))
+    assert "The 2 requested sessions run on" in run_on([group])
+    assert "--group-id g1" in run_on([group])
+    assert "may have been" in run_on([])
+
+
+def test_an_interrupt_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    @answer.answers
+    def waits() -> None:
+        raise KeyboardInterrupt("They run on.")
+
+    with pytest.raises(SystemExit) as ended:
+        waits()
+    assert ended.value.code == answer.CODE_INTERRUPTED
+    assert capsys.readouterr().err == "Interrupted. They run on.\n"
+
+
+def test_rewards_that_are_missing_of_a_session_that_completed_are_told() -> None:
+    assert missing_lines([_summary(), _summary(2, status="failed", rewards_missing=1)]) == []
+    (line,) = missing_lines([_summary(rewards_missing=3), _summary(2)])
+    assert line.startswith("3 of 500 rewards of 1 session are missing")
+    assert f"dsec sessions events {keys_id(1)} --kind reward.missing" in line
+
+
+def test_a_difference_names_its_place_and_what_was_asked_differently() -> None:
+    assert place({"step": None, "field": "reset.state_hash"}) == "at the first reset"
+    assert place({"step": None, "field": "code"}) == "at the start or end"
+    assert place({"step": 3, "field": "action"}) == "at step 3"
+    a = _summary(specs={"agent": "x", "env": "y"})
+    b = _summary(2, seed=8, specs={"agent": "z", "env": "y"})
+    assert asked_differently(a, b) == "seed (7, 8) and agent"
+    assert asked_differently(a, a) == ""
+
+
+def test_a_database_that_is_away_is_named_with_its_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DSEC_NATS_URL", "nats://127.0.0.1:1")
+    monkeypatch.setenv("DSEC_DATABASE_URL", "postgresql://a:secret@127.0.0.1:2/x")
+    result = dsec("sessions", "list")
+    assert result.exit_code == 1
+    assert "127.0.0.1:2/x, which DSEC_DATABASE_URL names?" in result.output
+    assert "secret" not in result.output

@@ -306,6 +306,14 @@ def test_what_is_not_there(ship):
     assert failure(lambda: namespace.load("json:B")).code == "attribute_not_found"
 
 
+def test_a_name_that_is_not_there_is_told_with_those_that_are(ship):
+    namespace = ship(agent="import json\nclass MyAgent: ...\ndef made(): ...\ndef _own(): ...")
+    assert "has no 'Agent'; it has MyAgent, made" in str(
+        failure(lambda: namespace.load("agent.py:Agent"))
+    )
+    assert "has no 'A'; it has" not in str(failure(lambda: ship(b="C = 1").load("b.py:A")))
+
+
 def test_hyphens_digits_and_nested_attributes(ship):
     namespace = ship.of({"01-agent.py": b"class A:\n    class B: v = 1"})
     assert namespace.load("01-agent.py:A.B").v == 1

@@ -20,7 +20,7 @@ from dsec.cli.answer import (
 )
 from dsec.cli.collect import collect
 from dsec.cli.find import find_session
-from dsec.cli.tables import plain_table, print_fields
+from dsec.cli.tables import plain_table, print_fields, print_table
 from dsec.client.client import Client
 from dsec_contracts.keys import session_time
 
@@ -78,7 +78,10 @@ def list_(session: str | None, limit: int, as_json: bool) -> None:
             str(one["size_bytes"] or ""),
             shortened(", ".join(one["tags"] or ())),
         )
-    out.print(table)
+    print_table(
+        table,
+        empty="No anchors: `anchors: {every_steps: 100}` in an agent's spec asks for some.",
+    )
 
 
 @anchors.command()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import os
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -42,7 +43,8 @@ def answers(command: Callable[..., T]) -> Callable[..., T]:
     def wrapped(*args: Any, **kwargs: Any) -> T:
         try:
             return command(*args, **kwargs)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
+            err.print(f"Interrupted. {interrupt}".rstrip(), markup=False, highlight=False)
             sys.exit(CODE_INTERRUPTED)
         except Exception as error:
             sentence = _sentence(error)
@@ -78,8 +80,17 @@ def _sentence(error: BaseException) -> str | None:
         return "the database has no log of this version: `dsec up` brings it there"
     if isinstance(error, SQLAlchemyError | ConnectionError | TimeoutError):
         detail = str(getattr(error, "orig", None) or error) or type(error).__name__
-        return f"the log cannot be read ({detail.splitlines()[0]}): see `dsec status`"
+        return f"the log cannot be read ({detail.splitlines()[0]}): {_database_advice()}"
     return None
+
+
+def _database_advice() -> str:
+    from dsec.doctor.hiding import shown
+
+    url = os.environ.get("DSEC_DATABASE_URL")
+    if not url:
+        return "see `dsec status`"
+    return f"is PostgreSQL running at {shown(url)}, which DSEC_DATABASE_URL names?"
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:

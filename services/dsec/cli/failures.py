@@ -36,6 +36,22 @@ def failure_lines(sessions: Iterable[Summary], messages: Mapping[UUID, str]) -> 
     return [*lines, _next_step(first)]
 
 
+def missing_lines(sessions: Iterable[Summary]) -> list[str]:
+    """That rewards are missing from sessions that completed all the same: their table shows it not.
+    Empty where none is."""
+    short = [s for s in sessions if s.status == "completed" and s.rewards_missing]
+    if not short:
+        return []
+    missing, steps = sum(s.rewards_missing for s in short), sum(s.steps for s in short)
+    which = "1 session" if len(short) == 1 else f"{len(short)} sessions"
+    first = short[0].session_id
+    return [
+        f"{missing} of {steps} rewards of {which} are missing: `dsec sessions events {first} "
+        "--kind reward.missing --facts --json` says why, `dsec services status` how outside "
+        "services do."
+    ]
+
+
 def _next_step(session: Summary) -> str:
     if session.status == "rejected":
         return "Next: correct what the reason names, and run it again."

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from typing import NamedTuple
 
@@ -52,12 +53,31 @@ COMMANDS = {
 }
 
 
+GROUPS = ("sessions", "specs", "anchors", "tools", "services")
+"""Those of them that have commands of their own."""
+
+
 class LazyGroup(click.Group):
     """A group that imports a command's module when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, in the order in which people meet them."""
         return list(COMMANDS)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Click's, with a word on what was meant: it knows no names of commands that are lazy."""
+        name = args[0]
+        if name in COMMANDS or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        inner = [f"{group} {name}" for group in GROUPS if self._has(ctx, group, name)]
+        meant = inner or difflib.get_close_matches(name, COMMANDS, n=3)
+        raise click.UsageError(f"No such command {name!r}.{_did_you_mean(meant)}", ctx)
+
+    def _has(self, ctx: click.Context, group: str, name: str) -> bool:
+        found = self.get_command(ctx, group)
+        return isinstance(found, click.Group) and name in found.commands
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, imported."""
@@ -72,6 +92,12 @@ class LazyGroup(click.Group):
         """The one-line helps, without importing anything."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, place.help) for name, place in COMMANDS.items()])
+
+
+def _did_you_mean(names: list[str]) -> str:
+    if not names:
+        return " `dsec --help` lists them."
+    return f" Did you mean {' or '.join(f'`dsec {name}`' for name in names)}?"
 
 
 @click.group(cls=LazyGroup, context_settings={"max_content_width": HELP_WIDTH})

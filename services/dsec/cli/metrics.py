@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from dsec.cli.answer import answers, json_option, number, out, progress, run_async, say_json
-from dsec.cli.tables import plain_table
+from dsec.cli.tables import plain_table, print_table
 from dsec.client.client import Client
 from dsec.client.verification import verify_sessions
 from dsec.platform.telemetry.metrics import NAMED
@@ -47,12 +47,15 @@ def metrics(name: str | None, sessions: int, as_json: bool) -> None:
     if as_json:
         say_json(told[0] if name is not None else told)
         return
-    table = plain_table("metric", "value", "unit", "definition", right=("value",))
+    table = plain_table("metric", "value", "unit", right=("value",))
     for row in told:
         uncollected = ELSEWHERE if row["sent_over_otlp"] else NOWHERE
         value = number(values.get(str(row["metric"]))) if row["collected"] else uncollected
-        table.add_row(str(row["metric"]), value, str(row["unit"]), str(row["definition"]))
-    out.print(table)
+        table.add_row(str(row["metric"]), value, str(row["unit"]))
+    print_table(table)
+    out.print()
+    for row in told:
+        out.print(f"{row['metric']}: {row['definition']}", markup=False, highlight=False)
 
 
 async def _collect(names: list[str], sessions: int) -> dict[str, float | None]:

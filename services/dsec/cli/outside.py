@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from dsec.cli.answer import answers, json_option, number, out, run_async, say_json
-from dsec.cli.tables import plain_table
+from dsec.cli.answer import answers, json_option, number, run_async, say_json
+from dsec.cli.tables import plain_table, print_table
 from dsec.client.client import Client
 from dsec.client.services_file import declare as declare_service
 from dsec.client.services_file import read_services
@@ -82,7 +82,7 @@ def list_(as_json: bool) -> None:
             number(fact.deadline_s),
             fact.base_url,
         )
-    out.print(table)
+    print_table(table, empty="No services: `dsec services declare services.yaml` declares some.")
 
 
 @services.command()
@@ -113,7 +113,7 @@ def status(as_json: bool) -> None:
             str(row["replicas"]),
             f"{row['left_alone_s']:.1f} s" if row["left_alone_s"] else "",
         )
-    out.print(table)
+    print_table(table, empty="No services: `dsec services declare services.yaml` declares some.")
 
 
 async def _declared(client: Client) -> dict[str, ServiceFact]:

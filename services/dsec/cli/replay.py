@@ -21,6 +21,7 @@ from dsec.cli.find import find_session
 from dsec.cli.tables import print_fields
 from dsec.client.client import Client
 from dsec.client.plain import plain
+from dsec.client.queries import Summary
 from dsec.client.verification import SESSION_DEADLINE_S, verify_sessions
 from dsec.replay.diff import Difference, LogSource
 from dsec.replay.diff import diff as diff_sessions
@@ -147,10 +148,9 @@ def verdict_line(verdict: dict[str, Any]) -> str:
         rest = "" if verdict["complete"] else ", so far: it has not ended"
         return f"{session_id}  verified: {_compared(steps)} the same{rest}"
     first = verdict["first_divergence"]
-    where = "at its start or end" if first["step"] is None else f"at step {first['step']}"
     return (
-        f"{session_id}  DIVERGED {where}, {first['field']}: the log has {first['expected']}, "
-        f"re-executed it is {first['actual']}"
+        f"{session_id}  DIVERGED {place(first)}, {first['field']}: "
+        f"the log has {first['expected']}, re-executed it is {first['actual']}"
     )
 
 
@@ -165,7 +165,7 @@ def _compared(steps: int) -> str:
 @answers
 def diff(a: str, b: str, as_json: bool) -> None:
     """Find the first difference of two sessions, by bisection. Exits 1 if they differ."""
-    found = run_async(_diff(a, b))
+    found, asked = run_async(_diff(a, b))
     told = difference_json(found)
     if as_json:
         say_json(told)
@@ -173,20 +173,39 @@ def diff(a: str, b: str, as_json: bool) -> None:
         click.echo(f"Equal at every step ({found.rows_read} rows read).")
     else:
         first = told["first_difference"]
-        where = "at the start or end" if first["step"] is None else f"at step {first['step']}"
-        click.echo(f"They part {where}, {first['field']} ({found.rows_read} rows read):")
+        click.echo(f"They part {place(first)}, {first['field']}:")
         click.echo(f"  a: {first['a']}\n  b: {first['b']}")
+        if asked:
+            click.echo(f"They were requested with a different {asked}.")
     exit_with(found.equal)
 
 
-async def _diff(a: str, b: str) -> Difference:
+async def _diff(a: str, b: str) -> tuple[Difference, str]:
     async with Client(name="cli") as client:
         log = await client.log()
-        one, two = [LogSource(log, await find_session(client.queries, name)) for name in (a, b)]
+        ids = [await find_session(client.queries, name) for name in (a, b)]
+        one, two = (LogSource(log, session_id) for session_id in ids)
+        summaries = {s.session_id: s for s in await client.queries.summaries(ids)}
+        asked = asked_differently(*(summaries[session_id] for session_id in ids))
         try:
-            return await diff_sessions(one, two)
+            return await diff_sessions(one, two), asked
         except RecordedGap as error:
             raise Refused(f"one of the logs is damaged: {error}") from error
+
+
+def asked_differently(a: Summary, b: Summary) -> str:
+    """In what the requests of two sessions differ, as `seed (7, 8) and agent`; empty: in nothing
+    that a summary shows."""
+    differing = [f"seed ({a.seed}, {b.seed})"] if a.seed != b.seed else []
+    differing += [kind for kind in a.specs if a.specs[kind] != b.specs.get(kind)]
+    return " and ".join(differing)
+
+
+def place(first: dict[str, Any]) -> str:
+    """Where a difference is: the reset is before step 0, the end behind the last."""
+    if first["step"] is not None:
+        return f"at step {first['step']}"
+    return "at the first reset" if first["field"].startswith("reset.") else "at the start or end"
 
 
 def difference_json(found: Difference) -> dict[str, Any]:

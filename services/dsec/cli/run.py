@@ -9,7 +9,7 @@ from uuid import UUID
 import click
 
 from dsec.cli.answer import answers, err, exit_with, json_option, progress, run_async, say_json
-from dsec.cli.failures import failure_lines
+from dsec.cli.failures import failure_lines, missing_lines
 from dsec.cli.tables import print_summaries
 from dsec.client.client import Client, Group
 from dsec.client.queries import Summary
@@ -49,7 +49,11 @@ def run(
     """Request the sessions of a session.yaml."""
     how["labels"] = dict(_label(text) for text in labels)
     how["check"] = not no_check
-    group, sessions, messages = run_async(_run(read_session(file), follow, how))
+    requested: list[Group] = []
+    try:
+        group, sessions, messages = run_async(_run(read_session(file), follow, how, requested))
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(run_on(requested)) from interrupt
     ok = all(session.status == "completed" for session in sessions)
     if as_json:
         told = {"ok": ok, "group_id": group.group_id, "session_ids": list(group.session_ids)}
@@ -57,13 +61,24 @@ def run(
         say_json({**told, "sessions": ends} if follow else told)
     elif follow:
         print_summaries(sessions)
-        for line in failure_lines(sessions, messages):
+        for line in (*missing_lines(sessions), *failure_lines(sessions, messages)):
             err.print(line, markup=False, highlight=False, soft_wrap=True)
     else:
         for session_id in group.session_ids:
             click.echo(session_id)
         err.print("Requested. They run now; `dsec sessions list` shows how they do.")
     exit_with(ok)
+
+
+def run_on(requested: list[Group]) -> str:
+    """What becomes of the sessions that nobody waits for any more."""
+    if not requested:
+        return "No sessions may have been requested; `dsec sessions list` shows whether some were."
+    group = requested[0]
+    return (
+        f"The {len(group.session_ids)} requested sessions run on: `dsec sessions list --group-id "
+        f"{group.group_id}` shows them, `dsec sessions cancel ID …` ends them."
+    )
 
 
 def _label(text: str) -> tuple[str, str]:
@@ -74,10 +89,11 @@ def _label(text: str) -> tuple[str, str]:
 
 
 async def _run(
-    plan: SessionPlan, follow: bool, how: dict[str, Any]
+    plan: SessionPlan, follow: bool, how: dict[str, Any], requested: list[Group]
 ) -> tuple[Group, list[Summary], dict[UUID, str]]:
     async with Client(name="cli") as client:
         group = await client.request(plan, **how)
+        requested.append(group)
         if not follow:
             return group, [], {}
         with progress() as display:

@@ -20,7 +20,7 @@ from dsec.cli.answer import (
     say_json,
 )
 from dsec.cli.find import find_session
-from dsec.cli.tables import plain_table
+from dsec.cli.tables import plain_table, print_table
 from dsec.client.client import Client
 from dsec.client.queries import Summary
 from dsec.evaluator.audit import Audit, audit
@@ -162,7 +162,7 @@ def _print(agents: list[_Agent]) -> None:
             str(found.tool_calls_without_provenance),
             str(found.unknown_calls_total),
         )
-    out.print(table)
+    print_table(table)
     for one in agents:
         for call in one.unknown[:SHOWN_MAX]:
             out.print(

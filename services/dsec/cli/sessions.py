@@ -8,12 +8,12 @@ import click
 
 from dsec.cli.answer import answers, json_option, number, out, run_async, say_json
 from dsec.cli.find import find_session, whole_id
-from dsec.cli.tables import plain_table, print_fields, print_summaries
+from dsec.cli.tables import plain_table, print_fields, print_summaries, print_table
 from dsec.client.client import Client
 from dsec.client.plain import plain
 from dsec.client.queries import Summary
 from dsec.session.curriculum import OPTION
-from dsec.session.log_row import CURRICULUM_CHANGED, ENDED, PLACED, REQUESTED, LogRow
+from dsec.session.log_row import CURRICULUM_CHANGED, PLACED, REQUESTED, LogRow
 from dsec_contracts.canonical import decode
 
 STATUSES = ("queued", "running", "completed", "failed", "cancelled", "rejected")
@@ -52,9 +52,7 @@ def list_(limit: int, status: str | None, group_id: str | None, as_json: bool) -
 @answers
 def show(session_id: str, as_json: bool) -> None:
     """Show one session: where it stands, where it ran, why it ended."""
-    summary, rows = run_async(_session(session_id))
-    ended = next((row for row in rows if row.kind == ENDED), None)
-    message = str((ended.circumstance or {}).get("message", "")) if ended is not None else ""
+    summary, rows, message = run_async(_told_session(session_id))
     placements = [_placement(row) for row in rows if row.kind == PLACED]
     told = {**summary.as_json(), **curriculum_shown(rows)}
     if as_json:
@@ -69,9 +67,10 @@ def show(session_id: str, as_json: bool) -> None:
             f"attempt {placement['attempt']:<8} {placement['worker']} ({placement['reason']})",
             soft_wrap=True,
             markup=False,
+            highlight=False,
         )
     if message:
-        out.print(f"\n{message.rstrip()}", markup=False, soft_wrap=True)
+        out.print(f"\n{message.rstrip()}", markup=False, highlight=False, soft_wrap=True)
 
 
 def curriculum_shown(rows: list[LogRow]) -> dict[str, Any]:
@@ -88,10 +87,21 @@ def curriculum_shown(rows: list[LogRow]) -> dict[str, Any]:
 
 async def _session(named: str) -> tuple[Summary, list[LogRow]]:
     async with Client(name="cli") as client:
-        session_id = await find_session(client.queries, named)
-        summary = (await client.queries.summaries([session_id]))[0]
-        rows = await (await client.log()).rows(session_id)
-        return summary, rows
+        return await _found(client, named)
+
+
+async def _found(client: Client, named: str) -> tuple[Summary, list[LogRow]]:
+    session_id = await find_session(client.queries, named)
+    summary = (await client.queries.summaries([session_id]))[0]
+    return summary, await (await client.log()).rows(session_id)
+
+
+async def _told_session(named: str) -> tuple[Summary, list[LogRow], str]:
+    """With why it ended or, of one that was rejected, what the request lacks."""
+    async with Client(name="cli") as client:
+        summary, rows = await _found(client, named)
+        told = await client.queries.messages([summary.session_id])
+        return summary, rows, told.get(summary.session_id, "")
 
 
 def _placement(row: LogRow) -> dict[str, Any]:
@@ -131,7 +141,7 @@ def events(
             "" if row.attempt is None else str(row.attempt),
             row.cause or "",
         )
-    out.print(table)
+    print_table(table)
 
 
 def _event(row: LogRow, facts: bool) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from dsec.cli.answer import Refused, answers, json_option, out, run_async, say_json
-from dsec.cli.tables import as_yaml, plain_table
+from dsec.cli.answer import Refused, answers, json_option, run_async, say_json
+from dsec.cli.tables import as_yaml, plain_table, print_table
 from dsec.client.client import Client
 from dsec.client.specs import read_spec
 from dsec.session.documents import unseal
@@ -72,7 +72,7 @@ def list_(kind: str | None, as_json: bool) -> None:
     for spec in found:
         at = spec["registered_at"].strftime("%Y-%m-%d %H:%M:%S")
         table.add_row(spec["spec_hash"], spec["kind"], spec["name"] or "", at)
-    out.print(table)
+    print_table(table, empty="No specs: `dsec run` and `dsec specs register` register some.")
 
 
 @specs.command()

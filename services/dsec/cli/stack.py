@@ -123,7 +123,10 @@ async def _up(
             os.close(ready_fd)
         else:
             _say_up(options.state_dir, as_json)
+            _say("Ctrl-C stops it.")
         await stack.wait()
+        _say("Stopping …")
+    _say(f"The stack on {options.state_dir} is down.")
 
 
 def _say(sentence: str) -> None:
@@ -160,6 +163,8 @@ def _up_detached(chosen: dict[str, Any], as_json: bool) -> None:
             start_new_session=True,
         )
     os.close(write_end)
+    if not err.is_terminal:
+        _say("Starting the stack …")
     with err.status("Starting the stack …"), os.fdopen(read_end) as pipe:
         word = pipe.readline().strip()
     if word != READY:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from dsec.cli.answer import number, out
+from dsec.cli.answer import err, number, out
 from dsec.client.queries import Summary
 
+TABLE_WIDTH_MAX = 10_000
+"""Columns of a terminal; wider than any table is."""
 _COLOURS = {"completed": "green", "failed": "red", "rejected": "red", "cancelled": "yellow"}
 
 
@@ -20,6 +23,37 @@ def plain_table(*columns: str, right: Iterable[str] = ()) -> Table:
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
     return table
+
+
+def print_table(table: Table, less: Iterable[str] = (), *, empty: str | None = None) -> None:
+    """Print a table that keeps every value whole: half an id can be given to no command.
+
+    Args:
+        less: the columns that a narrow terminal does without, the least needed first.
+        empty: what to say of a table without rows.
+    """
+    if not table.row_count and empty is not None:
+        out.print(empty, soft_wrap=True, markup=False, highlight=False)
+        return
+    left_out = []
+    for name in less:
+        if _width(table) <= out.width:
+            break
+        table.columns = [column for column in table.columns if column.header != name]
+        left_out.append(name)
+    table.width = _width(table)
+    out.print(table, crop=False, soft_wrap=True)
+    if left_out:
+        err.print(
+            f"(for want of width without {', '.join(left_out)}; --json has all)",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _width(table: Table) -> int:
+    """The columns of a terminal in which nothing is cut."""
+    return Measurement.get(out, out.options.update_width(TABLE_WIDTH_MAX), table).maximum
 
 
 def as_yaml(value: Any) -> str:
@@ -67,4 +101,4 @@ def print_summaries(sessions: Iterable[Summary]) -> None:
             str(session.attempts),
             session.chain_hash[:16],
         )
-    out.print(table)
+    print_table(table, ("attempts", "chain", "code", "steps"))

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from dsec.cli.answer import answers, json_option, number, out, run_async, say_json
+from dsec.cli.answer import answers, json_option, number, run_async, say_json
 from dsec.cli.find import find_session
-from dsec.cli.tables import plain_table
+from dsec.cli.tables import plain_table, print_table
 from dsec.client.client import Client
 from dsec_contracts.keys import session_time
 
@@ -89,7 +89,10 @@ def list_(as_json: bool) -> None:
     for tool in found:
         at = tool["registered_at"].strftime("%Y-%m-%d %H:%M:%S")
         table.add_row(tool["name"] or "", tool["spec_hash"], at)
-    out.print(table)
+    print_table(
+        table,
+        empty="No tools: `tools` in an agent's spec names some; they are registered with it.",
+    )
 
 
 @tools.command()
@@ -136,7 +139,7 @@ def _print_by_tool(found: list[dict[str, Any]]) -> None:
             number(row["seconds_p95"]),
             row["code_most"] or "",
         )
-    out.print(table)
+    print_table(table, empty="No calls yet.")
 
 
 def _print_calls(found: list[dict[str, Any]]) -> None:
@@ -153,7 +156,7 @@ def _print_calls(found: list[dict[str, Any]]) -> None:
             str(row["attempts"]),
             _last_line(row["last_error"]),
         )
-    out.print(table)
+    print_table(table, empty="No calls.")
 
 
 def _last_line(error: str | None) -> str:

@@ -133,7 +133,7 @@ def seal_code(kind: str, document: Any, folder: Path, where: str) -> SealedSpec:
         if place not in files:
             why = f"is not among the files of code: add {place!r}"
             if not (folder / place).is_file():
-                why = f"does not exist in {folder}: correct the path"
+                why = f"does not exist in {folder.absolute()}: correct the path"
             raise SpecFileError(f"{where}: entry: {place} {why}")
     elif isinstance(document, ToolDocument) and document.kind == "mcp" and document.ships_code:
         files = collect(folder, document.code, f"{where}: code")

@@ -50,8 +50,13 @@ async def verify_sessions(
     """
     found: list[dict[str, Any]] = []
     process: _Process | None = None
+    refused = await client.queries.rejections(ids)
     try:
         for session_id in ids:
+            if session_id in refused:
+                code, _ = refused[session_id]
+                found.append(unverified(session_id, f"it was rejected ({code}), so nothing ran"))
+                continue
             if process is None:
                 process = await _Process.start(client)
             try:

@@ -47,6 +47,15 @@ def read_documents(path: Path) -> list[dict[str, Any]]:
     Raises:
         SpecFileError: the file cannot be read, is no YAML, or holds something else.
     """
+    if path.suffix == ".py":
+        raise SpecFileError(
+            f"{path} is Python: give the YAML file that names it; `dsec init DIR` writes a "
+            "working set"
+        )
+    if path.is_dir():
+        raise SpecFileError(
+            f"{path} is a folder: name a file in it, such as {path / 'session.yaml'}"
+        )
     try:
         if path.is_file() and path.stat().st_size > FILE_BYTES_MAX:
             raise SpecFileError(f"{path} has more than {FILE_BYTES_MAX} bytes: it is no spec")

@@ -44,7 +44,7 @@ from faststream.nats import JStream, NatsBroker, PullSub
 from faststream.nats.subscriber.usecases import PullStreamSubscriber
 from nats.aio.msg import Msg
 
-from dsec.platform.bus.refusals import refusal
+from dsec.platform.bus.refusals import Repeats, refusal
 from dsec.platform.cancellation import cancelled
 from dsec.platform.roles import inbox_prefix
 from dsec_contracts import subjects
@@ -90,6 +90,7 @@ class ServiceApp:
         self._ended = asyncio.Event()
         self._closed = False
         self._refused: NotPermitted | None = None
+        self._repeats = Repeats()
         self._stopping = False
         self._parked = asyncio.Event()
         self._release = asyncio.Event()
@@ -253,7 +254,8 @@ class ServiceApp:
     async def _on_error(self, error: Exception) -> None:
         refused = refusal(error)
         if refused is None:
-            log.warning("bus: %r", error)
+            if self._repeats.is_new(repr(error), asyncio.get_running_loop().time()):
+                log.warning("bus: %r", error)
         else:
             self._refused = refused
             self._ended.set()

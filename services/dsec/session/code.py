@@ -36,6 +36,8 @@ from dsec.session import chance, virtual_datetime
 from dsec.session.code_errors import CodeError, telling
 from dsec.session.seeds import derive
 
+NAMES_TOLD_MAX = 8
+
 _PREFIX: Final = "dsec_code_"
 _HASH: Final = re.compile(r"[0-9a-f]{16,}")
 _OWN: Final = frozenset(("base64", "copy", "hashlib", "json", "struct", "traceback", "zlib"))
@@ -89,7 +91,9 @@ class CodeNamespace:
                     found = getattr(found, part)
                 except AttributeError:
                     raise CodeError(
-                        "attribute_not_found", "entry", f"{place} has no {attribute!r}"
+                        "attribute_not_found",
+                        "entry",
+                        f"{place} has no {attribute!r}{_what_it_has(found)}",
                     ) from None
         return found
 
@@ -277,6 +281,19 @@ def _module_name(path: str, field: str) -> str:
     if parts == ["__init__"]:
         raise CodeError("bad_entry", field, "the shipped files are no package: __init__.py")
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _what_it_has(module: Any) -> str:
+    """The classes and functions that a file makes: one of them is what a wrong name meant."""
+    if type(module) is not types.ModuleType:
+        return ""
+    kinds = (type, types.FunctionType)
+    own = [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, kinds) and value.__module__ == module.__name__ and name[0] != "_"
+    ]
+    return f"; it has {', '.join(own[:NAMES_TOLD_MAX])}" if own else ""
 
 
 def _belongs(name: str, package: str) -> bool:

@@ -12,6 +12,8 @@ _KNOWN_KEYS = frozenset(
     ("action", "action_params", "provenance", "extras", "tool_calls", "state_anchor")
 )
 
+KEYS_TOLD_MAX = 5
+
 
 def checked(decision: Any) -> tuple[Any, bytes, StateAnchor | None]:
     """What the environment is given, the canonical extras, and the anchor that is asked for.
@@ -22,10 +24,14 @@ def checked(decision: Any) -> tuple[Any, bytes, StateAnchor | None]:
     """
     if type(decision) is not dict and is_dict(decision):
         decision = dict(decision)
-    if type(decision) is not dict or "action" not in decision:
+    if type(decision) is not dict:
         raise Stop(
             "agent_invalid",
             f"step() must return a dict with `action`, not {short(decision)}",
+        )
+    if "action" not in decision:
+        raise Stop(
+            "agent_invalid", f"step() must return a dict with `action`, not {_keys(decision)}"
         )
     action = decision["action"]
     if len(decision) == 1:
@@ -44,6 +50,11 @@ def checked(decision: Any) -> tuple[Any, bytes, StateAnchor | None]:
         action = {"action": action, "action_params": params}
     extras = {k: decision[k] for k in ("extras", "provenance") if decision.get(k) is not None}
     return action, encoded("agent_invalid", "the extras", extras) if extras else b"", asked
+
+
+def _keys(decision: dict[Any, Any]) -> str:
+    named = ", ".join(short(name) for name in list(decision)[:KEYS_TOLD_MAX])
+    return f"one with {named} alone" if named else "an empty one"
 
 
 def _anchor_of(given: Any) -> StateAnchor | None:

@@ -22,6 +22,7 @@ from dsec.platform.bus.errors import NotPermitted
 log = logging.getLogger(__name__)
 
 REFUSALS_KEPT_MAX = 256
+TOLD_AGAIN_S = 30.0
 # The client writes what the server says in lower case.
 _REFUSED = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
 _VERBS = {"publish": "publish to", "subscription": "subscribe to"}
@@ -33,19 +34,37 @@ def refusal(error: Exception) -> NotPermitted | None:
     return NotPermitted(_VERBS[found[1]], found[2]) if found else None
 
 
+class Repeats:
+    """Whether a warning has just been given: a server that is away is an error at every try."""
+
+    def __init__(self) -> None:
+        self._told: tuple[str, float] | None = None
+
+    def is_new(self, text: str, now_s: float) -> bool:
+        """True for another text than the last one, and for the same one after a while."""
+        if self._told is not None:
+            last, told_s = self._told
+            if text == last and now_s - told_s < TOLD_AGAIN_S:
+                return False
+        self._told = (text, now_s)
+        return True
+
+
 class GuardedClient(NatsClient):
     """A client whose requests, publishes and fetches fail when the server refuses them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._asking: dict[str, list[asyncio.Timeout]] = {}
+        self._repeats = Repeats()
         self._refused: Bounded[str, NotPermitted] = Bounded(REFUSALS_KEPT_MAX)
 
     async def on_error(self, error: Exception) -> None:
         """The client's error callback."""
         refused = refusal(error)
         if refused is None:
-            log.warning("bus: %r", error)
+            if self._repeats.is_new(repr(error), asyncio.get_running_loop().time()):
+                log.warning("bus: %r", error)
             return
         log.error("%s", refused)
         self._refused.remember(refused.subject, refused)
