@@ -325,7 +325,7 @@ def test_who_interrupts_hears_that_the_sessions_run_on() -> None:
     group = Group("g1", (keys_id(1), keys_id(2)))
     assert "The 2 requested sessions run on" in run_on([group])
     assert "--group-id g1" in run_on([group])
-    assert "may have been" in run_on([])
+    assert "Nothing may have been requested yet" in run_on([])
 
 
 def test_an_interrupt_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,8 @@ def answers(command: Callable[..., T]) -> Callable[..., T]:
         try:
             return command(*args, **kwargs)
         except KeyboardInterrupt as interrupt:
-            err.print(f"Interrupted. {interrupt}".rstrip(), markup=False, highlight=False)
+            told = f"Interrupted. {interrupt}".rstrip()
+            err.print(told, markup=False, highlight=False, soft_wrap=True)
             sys.exit(CODE_INTERRUPTED)
         except Exception as error:
             sentence = _sentence(error)

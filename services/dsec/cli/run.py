@@ -73,7 +73,7 @@ def run(
 def run_on(requested: list[Group]) -> str:
     """What becomes of the sessions that nobody waits for any more."""
     if not requested:
-        return "No sessions may have been requested; `dsec sessions list` shows whether some were."
+        return "Nothing may have been requested yet: `dsec sessions list` shows whether it was."
     group = requested[0]
     return (
         f"The {len(group.session_ids)} requested sessions run on: `dsec sessions list --group-id "
