@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import shutil
 import struct
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.reward.conftest import ENV_SPEC, spec_of, step_fact
 
+from dsec.platform import said
 from dsec.platform.log import LogBehind, SpecContent
 from dsec.platform.objects import BlobNotFound, ObjectStore, ObjectStoreError
+from dsec.platform.said import LEFT_OUT, LINE_BYTES_MAX, PERIOD_BYTES_MAX
 from dsec.platform.specs import BlobMissing, Patience, SpecMissing, spec_source
 from dsec.platform.user_limits import UserLimits
 from dsec.reward.effects import Lost, Specs, blob_source, resolved
@@ -166,6 +171,44 @@ async def test_a_function_that_goes_beyond_a_bound_fails_alone(body: str, code: 
         assert type(before) is type(after) is bytes
     finally:
         await functions.close()
+
+
+async def test_what_functions_print_is_bounded_and_holds_no_secret(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also over the deaths of its process, and where others print on that it has started."""
+    monkeypatch.setenv("DSEC_SECRET_KEY", "hush-hush")
+    monkeypatch.setattr(said, "PERIOD_S", math.inf)
+    floods = spec_of(
+        "import os, subprocess, sys\n"
+        "def score(t, services):\n"
+        "    parent = open(f'/proc/{os.getppid()}/environ').read()\n"
+        "    print('found', 'hush-' + 'hush', 'KEY' in parent)\n"
+        "    os.write(2, b'x' * 500 + b'\\n')\n"
+        "    subprocess.Popen(['yes', 'from-a-child'], start_new_session=True)\n"
+        "    for n in range(3000): print('y' * 1000)\n"
+        "    sys.stdout.flush()\n"
+        "    os._exit(3)\n"
+    )
+    good = spec_of("def score(t, services):\n    print('well')\n    return 1.0\n")
+    functions = Isolation(20.0, LIMITS)
+    tasks = [Task(s[0], step_fact(n=n), b"", b"") for n, s in enumerate([floods, good])]
+    try:
+        failed, scored = await functions.score(tasks, dict([floods, good]))
+        assert isinstance(failed, Failure)
+        assert type(scored) is bytes
+    finally:
+        await functions.close()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.cmdline() == ["yes", "from-a-child"]:
+                    process.kill()
+    out, told = capfd.readouterr()
+    assert out == ""
+    assert "found ***" in told
+    assert "hush" not in told
+    assert LEFT_OUT.decode() in told
+    assert len(told) < PERIOD_BYTES_MAX + 4 * LINE_BYTES_MAX
 
 
 async def test_a_function_is_scored_with_the_threads_that_verification_has(

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from tests.tool.conftest import Rig, program_of, spec_of
 
+from dsec.platform.said import LINE_BYTES_MAX, PERIOD_BYTES_MAX, PERIOD_S, Said
 from dsec.platform.user_limits import UserLimits
 from dsec.tool.call import Tool, load
 from dsec.tool.frames import Failure, Order, Outcome
 from dsec.tool.processes import Processes, Program
-from dsec.tool.said import LINE_BYTES_MAX, PERIOD_BYTES_MAX, PERIOD_S, Said
 from dsec_contracts import decode
 
 WAIT_S_MAX = 5.0

@@ -40,6 +40,15 @@ def secrets_of(environment: Mapping[str, str], names: Iterable[str], whose: str)
     return found
 
 
+def all_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """All that an environment has, by name: for those who hide them."""
+    return {
+        name.removeprefix(SECRET_PREFIX): value
+        for name, value in environment.items()
+        if name.startswith(SECRET_PREFIX)
+    }
+
+
 def filled(text: str, secrets: Mapping[str, str]) -> str:
     """A text with each `${NAME}` replaced."""
     return SECRET_USE.sub(lambda use: secrets[use[1]], text)

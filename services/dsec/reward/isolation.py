@@ -11,6 +11,9 @@ The rules, for rows whose functions misbehave:
   one broken function would keep all others waiting for a deadline each. Only a row that was tried
   can be at fault: those that were not are `Untried`, and their lane asks for them again.
 
+What functions print comes through here: it is bounded, and the service's secrets are hidden, which
+the process itself does not have.
+
 The service itself neither hangs nor restarts, and a message that was half done when *the service*
 died needs no special care on redelivery.
 """
@@ -18,6 +21,7 @@ died needs no special care on redelivery.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import mmap
 import os
@@ -25,9 +29,13 @@ import sys
 import tempfile
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from dsec.platform.bounded import Bounded
 from dsec.platform.child_pipes import frame, received_body
+from dsec.platform.hearing import Hearing
+from dsec.platform.said import Said
+from dsec.platform.secrets import all_secrets
 from dsec.platform.user_environment import of_sessions
 from dsec.platform.user_limits import UserLimits, kill_group, watch_processes
 from dsec.reward.effects import Lost
@@ -81,9 +89,14 @@ class _Process:
     """One scoring process, from its start to its death."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, progress: mmap.mmap, processes_max: int
+        self,
+        process: asyncio.subprocess.Process,
+        progress: mmap.mmap,
+        processes_max: int,
+        hearing: Hearing,
     ) -> None:
         self._process = process
+        self._hearing = hearing
         self._processes_max = processes_max
         self._progress = progress
         self._stuck = False
@@ -91,9 +104,11 @@ class _Process:
         self.specs: OrderedDict[str, None] = OrderedDict()
 
     @classmethod
-    async def start(cls, limits: UserLimits, *, watches_state: bool) -> _Process:
-        """Start one and wait until it is ready."""
-        with tempfile.TemporaryFile() as file:
+    async def start(cls, limits: UserLimits, said: Said, *, watches_state: bool) -> _Process:
+        """Start one and wait until it is ready. `said`: takes what it prints."""
+        with tempfile.TemporaryFile() as file, contextlib.ExitStack() as undo:
+            hearing = Hearing(said)
+            undo.callback(hearing.close)
             file.truncate(PROGRESS.size)
             progress = mmap.mmap(file.fileno(), PROGRESS.size)
             process = await asyncio.create_subprocess_exec(
@@ -105,13 +120,16 @@ class _Process:
                 *(["--watches-state"] if watches_state else []),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
+                stderr=hearing.end,
                 pass_fds=(file.fileno(),),
                 # As whoever verifies has it: sums of many threads have other bits.
                 env=of_sessions(os.environ),
                 start_new_session=True,
                 limit=1 << 20,
             )
-        started = cls(process, progress, limits.processes_max)
+            undo.pop_all()
+        hearing.begin()
+        started = cls(process, progress, limits.processes_max, hearing)
         try:
             async with asyncio.timeout(START_WAIT_S_MAX):
                 ready = await started._read()
@@ -184,7 +202,10 @@ class _Process:
     async def kill(self) -> None:
         """End it, and whatever it started."""
         self._kill_group()
-        await self._process.wait()
+        try:
+            await self._process.wait()
+        finally:
+            self._hearing.close()
 
     def _kill_group(self) -> None:
         kill_group(self._process.pid)
@@ -204,6 +225,7 @@ class Isolation:
         self._deadline_s = deadline_s
         self._limits = limits
         self._watches_state = watches_state
+        self._said = Said(all_secrets(os.environ), partial(os.write, 2))
         self._process: _Process | None = None
         self.changed: dict[str, list[str]] = {}
         """By spec, what of its function's past changed in the process that scored last."""
@@ -246,7 +268,9 @@ class Isolation:
 
     async def _attempt(self, tasks: Sequence[Task], contents: Mapping[str, bytes]) -> list[Outcome]:
         if self._process is None:
-            self._process = await _Process.start(self._limits, watches_state=self._watches_state)
+            self._process = await _Process.start(
+                self._limits, self._said, watches_state=self._watches_state
+            )
         try:
             outcomes = await self._process.score(tasks, contents, self._deadline_s)
             self.changed = self._process.changed

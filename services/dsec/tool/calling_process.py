@@ -24,11 +24,11 @@ from typing import BinaryIO
 
 from dsec.platform.child_pipes import bind, frame, own_pipes, read_body, write_frame
 from dsec.platform.keeper import keep
+from dsec.platform.said import Said
 from dsec.platform.secrets import hidden, hidden_text, hidden_value
 from dsec.platform.user_limits import UserLimits, started_by
 from dsec.tool.call import Tool, load
 from dsec.tool.frames import FRAME_BYTES_MAX, READY, Failure, Order, Outcome, reply
-from dsec.tool.said import Said
 from dsec_contracts.canonical import decode, encode
 
 

@@ -1,7 +1,7 @@
-"""What a tool prints: told in the service's log, line by line, without its secrets, and bounded.
+"""What user code prints: told in the service's log, line by line, without secrets, and bounded.
 
-A tool that prints without end must not fill the disk of the service, and one that prints what it
-was given must not put a secret into a log.
+Code that prints without end must not fill the disk of the service, and code that prints what it was
+given, or has found, must not put a secret into a log.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LINE_BYTES_MAX = 4096
 """The rest of a longer line is not told."""
 PERIOD_S = 10.0
 PERIOD_BYTES_MAX = 1 << 16
-"""Of one tool's process, in each period."""
+"""Of one tool's process, or of all reward functions of a replica, in each period."""
 SECRET_LINE_CHARS_MIN = 8
 """Of a secret that has several lines those are hidden too that have so many characters."""
 ESCAPED_BYTES_MAX = 12
@@ -24,7 +24,7 @@ LEFT_OUT = b"(more was printed, and is left out)\n"
 
 
 class Said:
-    """What one process says."""
+    """What one process says, or one after the other."""
 
     def __init__(
         self,
@@ -45,8 +45,18 @@ class Said:
         self._since = clock()
         self._told = 0
 
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is told in this period."""
+        return self._told > PERIOD_BYTES_MAX and self._clock() - self._since < PERIOD_S
+
     def hear(self, part: bytes) -> None:
         """Take what was said; empty: nothing follows."""
+        if self.is_full and (end := part.rfind(b"\n")) >= 0:
+            self._line.clear()  # whole lines cost nothing then
+            part = part[end + 1 :]
+            if not part:
+                return
         *whole, rest = part.split(b"\n")
         for one in whole:
             self._add(one)
