@@ -90,8 +90,14 @@ def secrets_of(stack: RunningStack) -> list[str]:
     """Everything that must not be seen."""
     marks = [value.partition("=")[2] or value for value in MARKERS.values()]
     marks.append("marked-password-in-a-url")
-    passwords = json.loads((stack.state_dir / "nats-passwords.json").read_text())
-    return [*marks, *passwords.values(), (stack.state_dir / "password").read_text().strip()]
+    passwords = [
+        password
+        for server in ("nats", "database")
+        for password in json.loads(
+            (stack.state_dir / f"{server}-passwords.json").read_text()
+        ).values()
+    ]
+    return [*marks, *passwords, (stack.state_dir / "password").read_text().strip()]
 
 
 def shown(data: Any, secrets: list[str]) -> list[str]:
@@ -226,6 +232,7 @@ def test_what_holds_a_secret_is_its_owners_alone(marked: RunningStack) -> None:
             assert path.stat().st_mode & 0o077 == 0, path
             assert path.name in (
                 "nats-passwords.json",
+                "database-passwords.json",
                 "password",
                 "stack.json",
                 "nats-server.conf",

@@ -220,6 +220,40 @@ async def test_a_worker_makes_and_removes_consumers_of_its_own(server: NatsServe
             await bus.consumer(name, ["dsec.reward.scored.x", "dsec.reward.missing.x"])
 
 
+CALLS_BY_OTHERS = (
+    "$JS.API.STREAM.PURGE.DSEC",
+    "$JS.API.STREAM.DELETE.DSEC",
+    "$JS.API.CONSUMER.DELETE.DSEC.recorder",
+)
+
+
+async def test_what_the_server_itself_sends_for_a_worker_is_no_call_and_no_event(
+    server: NatsServerOptions,
+) -> None:
+    """It looks at no permissions then: not at where an answer goes, nor a consumer's messages."""
+    events = ["dsec.session.started.*", "dsec.session.ended.*"]
+    async with connected(server, OPERATOR) as bus:
+        await bus.consumer("recorder", ["dsec.x", "dsec.y"])
+        before = await bus.stream_state()
+        async with connected(server, "dsec-env-runtime") as worker:
+            for subject in (*CALLS_BY_OTHERS, "dsec.reward.scored.x", subjects.fence("w1")):
+                name = f"lane-{uuid.uuid4().hex}"
+                config = {"name": name, "deliver_subject": subject, "filter_subjects": events}
+                body = {"stream_name": "DSEC", "config": config | {"ack_policy": "none"}}
+                call = f"$JS.API.CONSUMER.CREATE.DSEC.{name}"
+                told = await worker._nc.request(call, json.dumps(body).encode(), timeout=2)
+                if subject.startswith("dsec."):
+                    assert b"forms a cycle" in told.data, subject
+            for subject in CALLS_BY_OTHERS:
+                await worker._nc.publish("$JS.API.STREAM.INFO.DSEC", b"", reply=subject)
+            await worker.publish_raw(subjects.subject("session.started", OWN_KEY), b"{}", {})
+            await worker._nc.flush()
+        after = await bus.stream_state()
+        assert after.last_sequence == before.last_sequence + 1
+        assert after.messages == before.messages + 1
+        assert "recorder" in {state.name for state in await bus.consumers()}
+
+
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 async def test_nobody_hears_anothers_answers(server: NatsServerOptions, role: Role) -> None:
     async def ignore(headers: object, data: bytes) -> None: ...

@@ -8,7 +8,9 @@ What NATS cannot express and other means have to: a wildcard covers whole tokens
 which share a user and name their consumers themselves, are kept from the services' consumers but
 not from each other's; and a worker's own key in a subject is the fence's to guard. The server does
 not look at reply subjects: who may call its API can have the answer put on any subject. None reads
-as an event, so the recorder puts it aside; on a fence's subject it fences, like any message.
+as an event, so the recorder puts it aside, and none is taken for a call; on a fence's subject it
+fences, like any message, and in a bucket it is an entry that its readers cannot read. Only accounts
+of their own would refuse that.
 """
 
 from __future__ import annotations
