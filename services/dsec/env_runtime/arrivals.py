@@ -13,8 +13,9 @@ from time import monotonic_ns
 from typing import Any
 
 from dsec.env_runtime.announcer import Announcer
+from dsec.env_runtime.end_queue import OnEnded
 from dsec.env_runtime.ends import UNPUBLISHABLE, closing
-from dsec.env_runtime.lane import Lane, OnEnded
+from dsec.env_runtime.lane import Lane
 from dsec.env_runtime.library import NotNow, StartFailed, Tail
 from dsec.env_runtime.opening import Opener, Opening
 from dsec.env_runtime.replies import Replies

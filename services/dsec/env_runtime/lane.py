@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from functools import partial
 from time import monotonic_ns
 
 from dsec.env_runtime.anchors import Outbox
 from dsec.env_runtime.calls import Calls
+from dsec.env_runtime.end_queue import EndQueue, OnEnded
 from dsec.env_runtime.ends import cut_short, uncallable, unpublishable
 from dsec.env_runtime.large_observations import rows_of
 from dsec.env_runtime.overdue import overdue
@@ -22,19 +22,17 @@ from dsec.env_runtime.packing import Row, heard
 from dsec.env_runtime.results import Results
 from dsec.env_runtime.running import RunningSlot
 from dsec.env_runtime.seats import Seat
+from dsec.env_runtime.stepper import Stepper
 from dsec.env_runtime.tick import publish
 from dsec.env_runtime.traces import LaneTraces
 from dsec.platform.bus import BadMessage, Bus, Message
 from dsec.platform.cancellation import cancelled
-from dsec.platform.clock import now_ns
 from dsec.platform.objects import ObjectStore
 from dsec.platform.telemetry import OFF, Telemetry
-from dsec.session.io import Called, Ended, Input, Stepped
+from dsec.session.io import Ended, Input, Stepped
 from dsec_contracts import UnknownEvent
 
 log = logging.getLogger(__name__)
-
-OnEnded = Callable[[Seat, Ended], Awaitable[None]]
 
 
 class Lane:
@@ -58,12 +56,9 @@ class Lane:
         self.seats: dict[bytes, Seat] = {}
         self._worker = worker
         self._bus = bus
-        self._running = running
         self._objects = objects
         self._lane_wait_s = lane_wait_ms / 1000
         self._reply_wait_ns = int(reply_wait_s * 1e9)
-        self._slice_ns = int(tick_slice_ms * 1e6)
-        self._on_ended = on_ended
         self._ready: dict[bytes, Seat] = {}
         self._waiting: set[bytes] = set()
         self._wake = asyncio.Event()
@@ -71,9 +66,10 @@ class Lane:
         self._traces = LaneTraces(telemetry, name)
         self._tick = 0
         self._steps = 0
-        self._ends: list[tuple[Seat, Ended]] = []
+        self._ends = EndQueue(self.leave, on_ended)
         self._unanswered: list[tuple[Seat, Stepped]] = []
         self._calls = Calls(bus, name, worker)
+        self._stepper = Stepper(running, tick_slice_ms, self._traces, self._calls, self._ends)
         self.anchors = Outbox(bus, objects, name, worker, self._wake.set)
         self.results = Results(objects, self._give_fetched, self._lose)
         self._stopping = False
@@ -137,16 +133,17 @@ class Lane:
             unanswered, self._unanswered = self._unanswered, []
             await self._publish(unanswered, again=True)
         await self._publish_calls()
-        await self._publish_ends()
+        await self._ends.publish()
         if not self._ready or self._held or self.anchors.full:
             return False
         ready, self._ready = self._ready, {}
         self._traces.begin()
-        await self._publish(await self._step_all(ready), again=False)
+        taken = await self._stepper.step(ready, self.seats, self._ready)
+        await self._publish(taken, again=False)
         if self.anchors.fresh:
             self.anchors.release()
         await self._publish_calls()  # behind the steps: a call beside an action names its step
-        await self._publish_ends()
+        await self._ends.publish()
         return True
 
     def hold(self, held: bool) -> None:
@@ -163,54 +160,11 @@ class Lane:
         async with self._busy:
             # What a session is handed back with, the next attempt finds in the log.
             await self.anchors.flushed()
-            await self._publish_ends()
+            await self._ends.publish()
             seats = list(self.seats.values())
             for seat in seats:
                 self.leave(seat)
         return seats
-
-    async def _step_all(self, ready: dict[bytes, Seat]) -> list[tuple[Seat, Stepped]]:
-        """One step for each. Gives way to the rest of the process after a slice of time."""
-        taken: list[tuple[Seat, Stepped]] = []
-        slice_began = monotonic_ns()
-        for raw_id, seat in ready.items():
-            machine = seat.machine
-            if machine.ended is not None or raw_id not in self.seats:
-                continue
-            now = monotonic_ns()
-            if now - slice_began > self._slice_ns:
-                self._running.clear()
-                await asyncio.sleep(0)
-                slice_began = now = monotonic_ns()
-                if machine.ended is not None:  # cancelled meanwhile
-                    continue
-            seat.chain_before = machine.chain
-            if seat.trace_steps:
-                self._traces.answered(seat)  # of a session that goes on before its reward came
-                seat.step_began_ns = now_ns()
-            self._running.enter(seat.index, machine.steps, now)
-            try:
-                output = machine.step()
-            except MemoryError:
-                self._running.end_out_of_memory()
-            self._running.end_if_forked()
-            if type(output) is Stepped:
-                taken.append((seat, output))
-                seat.last = output
-                seat.repeats = 0
-                if output.called is not None:
-                    self._calls.add(seat, output.called, again=False)
-            elif type(output) is Called:
-                seat.repeats = 0
-                self._calls.add(seat, output, again=False)
-            else:
-                assert isinstance(output, Ended)
-                self._ends.append((seat, output))
-                continue
-            if machine.awaiting is None:  # it goes on without what comes late
-                self._ready[raw_id] = seat
-        self._running.clear()
-        return taken
 
     async def _publish(self, taken: list[tuple[Seat, Stepped]], *, again: bool) -> None:
         if not taken:
@@ -246,9 +200,7 @@ class Lane:
             for seat, message in await self._calls.publish():
                 if seat.machine.ended is not None:  # cancelled meanwhile
                     continue
-                seat.machine.ended = ended = uncallable(seat, message)
-                self._ends.append((seat, ended))
-                self._waiting.discard(seat.raw_id)
+                self._cut(seat, uncallable(seat, message))
 
     def _end_unpublishable(self, row: Row, message: str, *, again: bool) -> None:
         """End the one session whose step fits no message. The others go on."""
@@ -257,11 +209,8 @@ class Lane:
         if seat is None or again:  # what is published again did fit
             log.warning("lane %s: a step cannot be published again: %s", self.name, message)
             return
-        seat.machine.ended = ended = unpublishable(seat, message)
         # In place of another end that the session came to meanwhile: that counts this step.
-        self._ends = [(other, end) for other, end in self._ends if other is not seat]
-        self._ends.append((seat, ended))
-        self._waiting.discard(seat.raw_id)
+        self._cut(seat, unpublishable(seat, message))
 
     async def _await_answers(self) -> None:
         if not self._waiting:
@@ -272,18 +221,6 @@ class Lane:
                 await self._answered.wait()
         except TimeoutError:
             self._waiting = set()  # they join a later tick
-
-    async def _publish_ends(self) -> None:
-        """Publish ends. One whose anchors are on their way comes after them."""
-        waiting = []
-        while self._ends:
-            seat, ended = self._ends.pop(0)
-            if seat.anchors_waiting:
-                waiting.append((seat, ended))
-                continue
-            self.leave(seat)
-            await self._on_ended(seat, ended)
-        self._ends = waiting
 
     def repeat_unanswered(self) -> None:
         """Have the lane publish again, under the same keys, what nobody answered in time."""
@@ -316,7 +253,7 @@ class Lane:
             seat = self.seats.get(raw_id)
             if seat is not None and (now := self.results.holds(raw_id, given)) is not None:
                 self._give(seat, now)
-        self._running.clear()
+        self._stepper.rest()
         self._signal()
 
     def _give_fetched(self, raw_id: bytes, given: Input) -> None:
@@ -327,15 +264,17 @@ class Lane:
         """End a session whose input is nowhere to be had."""
         seat = self.seats.get(raw_id)
         if seat is not None and seat.machine.ended is None:
-            seat.machine.ended = ended = cut_short(seat, "blob_not_found", message)
-            self._ends.append((seat, ended))
-            self._waiting.discard(raw_id)
+            self._cut(seat, cut_short(seat, "blob_not_found", message))
             self._signal()
+
+    def _cut(self, seat: Seat, ended: Ended) -> None:
+        self._ends.cut(seat, ended)
+        self._waiting.discard(seat.raw_id)
 
     def give(self, seat: Seat, given: Input) -> None:
         """One input for one session."""
         self._give(seat, given)
-        self._running.clear()
+        self._stepper.rest()
         self._signal()
 
     def _give(self, seat: Seat, given: Input) -> None:
@@ -343,14 +282,9 @@ class Lane:
         was_awaiting = machine.awaiting
         if machine.ended is not None:
             return
-        self._running.enter(seat.index, machine.steps, monotonic_ns())
-        try:
-            ended = machine.deliver(given)
-        except MemoryError:
-            self._running.end_out_of_memory()
-        self._running.end_if_forked()
+        ended = self._stepper.deliver(seat, given)
         if ended is not None:
-            self._ends.append((seat, ended))
+            self._ends.add(seat, ended)
             self._waiting.discard(seat.raw_id)
         elif was_awaiting is not None and machine.awaiting is None:
             self._ready[seat.raw_id] = seat
