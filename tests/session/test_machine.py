@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsec.session.chain import chain_end, chain_next, chain_start, digest16
-from dsec.session.io import SessionConfig, cancel_input, missing_input
+from dsec.session.io import SessionConfig, cancel_input, missing_input, reward_input
 from dsec.session.machine import SessionMachine
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.step import STEP_FIELDS
@@ -84,6 +84,17 @@ def test_an_output_names_the_inputs_since_the_one_before(program, run):
     assert decode(one.ended.inputs) == [["reward", 4, digest16(one.inputs[-1].fact)]]
 
 
+def test_a_reward_that_comes_twice_counts_once():
+    machine = SessionMachine(_shared("cartpole"), SessionConfig(3, 12))
+    machine.start()
+    first = machine.step()
+    reward = reward_input(0, 1.0, encode([0, 1.0]), first.chain[:16])
+    for _ in range(2):
+        assert machine.deliver(reward) is None
+        assert machine.awaiting is None
+    assert fields(machine.step())["inputs"] == [["reward", 0, digest16(reward.fact)]]
+
+
 @settings(max_examples=30, deadline=None)
 @given(noise=st.lists(st.integers(0, 11), max_size=40), seed=st.integers(0, 2**32))
 def test_repeated_stale_and_foreign_inputs_change_nothing(noise, seed):
@@ -129,8 +140,6 @@ class _Driven:
 
 
 def _drive(program, disturb):
-    from dsec.session.io import reward_input
-
     one = _Driven(program)
     one.machine.start()
     while one.machine.ended is None:
