@@ -214,6 +214,18 @@ def test_cancel(stack: RunningStack) -> None:
     assert (shown["status"], shown["code"]) == ("cancelled", "cancelled")
 
 
+def test_a_service_that_nobody_declared_is_told_at_the_request(stack: RunningStack) -> None:
+    (stack.project / "asking.py").write_text(
+        "import dsec\n@dsec.reward(services=['nowhere'])\nasync def asking(t, services):\n"
+        "    return (await services['nowhere'].get('/')).json()['worth']\n"
+    )
+    file = session_file(stack, "asking")
+    file.write_text(file.read_text().replace("reward.py:balance", "asking.py:asking"))
+    told = stack.dsec("run", str(file))
+    assert "'nowhere', which is not declared: `dsec services declare" in told.stderr
+    stack.dsec("sessions", "cancel", told.stdout.split()[0])
+
+
 def test_demo_with_a_worker_killed(stack: RunningStack) -> None:
     told = stack.json("demo")
     assert told["ok"], told["problems"]

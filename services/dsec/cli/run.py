@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -14,6 +15,7 @@ from dsec.cli.tables import print_summaries
 from dsec.client.client import Client, Group
 from dsec.client.queries import Summary
 from dsec.client.requests import SEED_MODES, SESSIONS_PER_REQUEST_MAX
+from dsec.client.services_file import undeclared
 from dsec.client.specs import SessionPlan, read_session
 
 
@@ -81,6 +83,16 @@ def run_on(requested: list[Group]) -> str:
     )
 
 
+def undeclared_line(services: Sequence[str]) -> str:
+    """What becomes of rewards whose services nobody has declared."""
+    names = " and ".join(map(repr, services))
+    are = "are" if len(services) > 1 else "is"
+    return (
+        f"The reward function asks {names}, which {are} not declared: `dsec services declare "
+        "services.yaml`. Until then its sessions wait; after a minute of that they fail."
+    )
+
+
 def _label(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
@@ -92,6 +104,8 @@ async def _run(
     plan: SessionPlan, follow: bool, how: dict[str, Any], requested: list[Group]
 ) -> tuple[Group, list[Summary], dict[UUID, str]]:
     async with Client(name="cli") as client:
+        if missing := await undeclared(await client.log(), plan.reward):
+            err.print(undeclared_line(missing), markup=False, highlight=False, soft_wrap=True)
         group = await client.request(plan, **how)
         requested.append(group)
         if not follow:

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from yarl import URL
 
 from dsec.client.publishing import SOURCE
+from dsec.client.sealing import SealedSpec
 from dsec.client.yaml_file import SpecFileError, read_documents
 from dsec.platform.bus import Bus
 from dsec.platform.clock import utc_now
@@ -130,6 +131,19 @@ async def declare(
         if logged is not None and logged.version == version and _same(logged, terms):
             return version, True
     raise SpecFileError(f"{name}: somebody else declares it at the same time: declare it again")
+
+
+async def undeclared(log: LogReader, reward: object) -> list[str]:
+    """The services that a session's reward function asks and nobody has declared.
+
+    Args:
+        reward: the session's, as its plan has it.
+
+    Raises:
+        LogUnavailable: nobody can say what is declared.
+    """
+    asked = set(reward.document.services) if isinstance(reward, SealedSpec) else set()
+    return sorted(asked - newest(await log.service_declarations()).keys()) if asked else []
 
 
 async def _publish(bus: Bus, fact: ServiceFact, client: str) -> int:
