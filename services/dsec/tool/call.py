@@ -96,12 +96,18 @@ class Tool:
         return content
 
 
-def load(spec_hash: str, content: bytes, secrets: Mapping[str, str]) -> Tool | Failure:
-    """Load a tool; a failure is that of every call of it."""
+def load(
+    spec_hash: str, content: bytes, secrets: Mapping[str, str], waits: int | None = None
+) -> Tool | Failure:
+    """Load a tool; a failure is that of every call of it.
+
+    Args:
+        waits: a pipe that ends when nobody waits for a call any more.
+    """
     try:
         document, files = unseal(content, "tool")
         assert isinstance(document, ToolDocument)
-        return Tool(document, _function(document, spec_hash, files, secrets))
+        return Tool(document, _function(document, spec_hash, files, secrets, waits))
     except Refused as refused:
         return refused.failure
     except SpecError as error:
@@ -115,6 +121,7 @@ def _function(
     spec_hash: str,
     files: Mapping[str, bytes],
     secrets: Mapping[str, str],
+    waits: int | None,
 ) -> Function:
     # Imported here: each costs more to load than most tools.
     if document.kind == "python":
@@ -129,7 +136,7 @@ def _function(
         except ImportError as missing:
             why = f"kind: mcp needs the MCP client ({missing}): pip install 'dsec[mcp]'"
             raise Refused(Failure("tool_load_failed", why)) from missing
-        return _ours(connect(document, spec_hash, files, secrets))
+        return _ours(connect(document, spec_hash, files, secrets, waits))
     from dsec.tool.http_request import request
 
     return _ours(lambda given, key: request(document, given, key, secrets))

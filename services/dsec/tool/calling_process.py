@@ -46,7 +46,7 @@ def serve(
     while (body := read_body(orders)) is not None:
         if tool is None:  # now, so that an import that hangs is under a call's deadline
             os.environ.update(secrets)
-            tool = load(spec_hash, content, secrets)
+            tool = load(spec_hash, content, secrets, orders.fileno())
         order = Order(*decode(body))
         threads = _threads()
         outcome = tool.call(order) if isinstance(tool, Tool) else tool

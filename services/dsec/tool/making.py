@@ -17,6 +17,9 @@ from dsec.tool.quotas import Quotas
 from dsec.tool.settings import ToolSettings
 from dsec.tool.telling import Teller
 
+STOP_S_MAX = 1.0
+"""For so long a call of an MCP server that is given up may cancel what the server does for it."""
+
 
 class Maker:
     """Makes the calls of one replica."""
@@ -79,7 +82,8 @@ class Maker:
             raise
         order = Order(asked.arguments, asked.key)
         self.begun.add(asked.key)
-        outcome = await self._processes.call(process, order, deadline_s)
+        stop_s = STOP_S_MAX if tool.document.kind == "mcp" else 0.0
+        outcome = await self._processes.call(process, order, deadline_s, stop_s)
         if isinstance(outcome, Failure) and outcome.code in ("deadline", "tool_crashed"):
             # In whose midst the tool was: another call is safe only if the tool says so.
             return Failure(outcome.code, outcome.message, tool.document.idempotent)

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import anyio
 import mcp
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -25,8 +26,10 @@ from dsec.platform.secrets import filled
 from dsec.session.tool_document import ToolDocument
 from dsec.tool.frames import Refused
 from dsec.tool.http_exchange import fail, sendable
+from dsec.tool.mcp_declared import check_answers, check_declared
 from dsec.tool.mcp_http import Heard, http_of
 from dsec.tool.mcp_pipes import pipes_of
+from dsec.tool.mcp_tasks import Tasks, when_over
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +46,14 @@ def connect(
     spec_hash: str,
     files: Mapping[str, bytes],
     secrets: Mapping[str, str],
+    waits: int | None = None,
 ) -> Callable[[dict[str, Any], str], Any]:
-    """What makes calls of the tool. Nothing is started or asked before the first."""
-    return _Server(document, spec_hash, files, secrets).call
+    """What makes calls of the tool. Nothing is started or asked before the first.
+
+    Args:
+        waits: a pipe that ends when nobody waits for the call any more.
+    """
+    return _Server(document, spec_hash, files, secrets, waits=waits).call
 
 
 def listed(
@@ -76,14 +84,17 @@ class _Server:
         files: Mapping[str, bytes],
         secrets: Mapping[str, str],
         wait_s: float | None = None,
+        waits: int | None = None,
     ) -> None:
         """Prepare.
 
         Args:
             wait_s: for each answer, where no deadline of a call ends the process.
+            waits: a pipe that ends when nobody waits for the call any more.
         """
         self._document = document
         self._wait_s = wait_s
+        self._waits = waits
         self._heard = Heard()
         self._spec_hash = spec_hash
         self._files = files
@@ -107,12 +118,14 @@ class _Server:
         Raises:
             Refused: the server is not there, the declaration does not fit, or the tool failed.
         """
-        self._check_declared(self.tool())
+        check_declared(self._document, self.tool(), self._place())
         assert self._client is not None
         assert self._portal is not None
         self._heard.forget()
         try:
             result = self._portal.call(self._asked, self._client, arguments, key)
+        except Refused:  # of a task that the server made
+            raise
         except mcp.MCPError as error:
             self._tell_heard()
             if error.code == mcp.types.CONNECTION_CLOSED:
@@ -135,7 +148,11 @@ class _Server:
     async def _asked(self, client: mcp.Client, arguments: dict[str, Any], key: str) -> Any:
         # The key where servers look for what is said beside the arguments.
         meta: Any = {"dsec/idempotencyKey": key}
-        return await client.call_tool(self._name, arguments, meta=meta)
+        with anyio.CancelScope() as scope, when_over(self._waits, scope.cancel):
+            result = await client.call_tool(self._name, arguments, meta=meta)
+        if scope.cancelled_caught:
+            fail("deadline", "nobody waits for the call any more")
+        return result
 
     def _tell_heard(self) -> None:
         """Fail with what the transport has seen, where that says more than the client does."""
@@ -156,31 +173,14 @@ class _Server:
     def _place(self) -> str:
         return self._document.url or self._document.command
 
-    def _check_declared(self, tool: mcp.types.Tool) -> None:
-        """The spec was written, or copied, before: the server may have changed since."""
-        declared, wanted = self._document.parameters, tool.input_schema
-        known = set(wanted.get("properties", {}))
-        closed = wanted.get("additionalProperties") is False
-        unknown = sorted(set(declared.get("properties", {})) - known) if closed else []
-        absent = sorted(
-            set(wanted.get("required", [])) - set(declared.get("properties", {}))
-            if "properties" in declared
-            else ()
-        )
-        if unknown or absent:
-            told = [f"it does not take {name}" for name in unknown]
-            told += [f"it needs {name}, which the spec does not have" for name in absent]
-            fail(
-                "declaration_misfit",
-                f"the tool {self._name} of {self._place()} is not what its spec says: "
-                f"{'; '.join(told)}; register it anew",
-            )
-
     def _connect(self) -> None:
         try:
             self._portal = self._held.enter_context(start_blocking_portal("asyncio"))
             transport = self._transport()
-            made = mcp.Client(transport, cache=None, read_timeout_seconds=self._wait_s)
+            tasks = Tasks(self._heard, over_http=not self._document.command)
+            made = mcp.Client(
+                transport, cache=None, read_timeout_seconds=self._wait_s, extensions=[tasks]
+            )
             self._client = self._held.enter_context(self._portal.wrap_async_context_manager(made))
             self._tool = self._portal.call(self._found, self._client)
         except Refused:
@@ -208,6 +208,7 @@ class _Server:
             some = ", ".join(tool.name for tool in tools[:20]) or "none"
             why = f"{self._place()} has no tool {self._name}; it has {some}"
             fail("declaration_misfit", why)
+        check_answers(found, self._place())
         return found
 
     def _transport(self) -> Any:

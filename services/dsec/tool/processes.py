@@ -127,6 +127,16 @@ class CallingProcess:
             kill_group(self._process.pid)
         await self._process.wait()
 
+    async def stop(self, wait_s: float) -> None:
+        """End it, but let it first tell a server of its tool's that nobody waits any more."""
+        assert self._process.stdin is not None
+        if wait_s > 0:
+            self._process.stdin.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._process.wait()
+        await self.kill()
+
     def _end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
@@ -154,21 +164,28 @@ class Processes:
                 await process.kill()
         return await CallingProcess.start(program, self._limits)
 
-    async def call(self, process: CallingProcess, order: Order, deadline_s: float) -> Outcome:
-        """Have a process that was taken make a call. It is this pool's again afterwards."""
+    async def call(
+        self, process: CallingProcess, order: Order, deadline_s: float, stop_s: float = 0.0
+    ) -> Outcome:
+        """Have a process that was taken make a call. It is this pool's again afterwards.
+
+        Args:
+            stop_s: how long it may take to end, when its call is given up: at its deadline, or
+                because it is cancelled.
+        """
         watch = asyncio.create_task(process.watch(self._limits.processes_max))
         try:
             async with asyncio.timeout(deadline_s):
                 outcome, spent = await process.call(order)
         except TimeoutError:
-            await process.kill()
+            await process.stop(stop_s)
             return Failure("deadline", f"the call took longer than {deadline_s:g} s")
         except (ConnectionError, asyncio.IncompleteReadError, ValueError) as error:
             log.warning("a calling process is gone: %r", error)
             await process.kill()
             return Failure("tool_crashed", "the tool ended the process that it ran in")
         except BaseException:  # cancelled in the middle: its next reply would be the wrong one
-            await process.kill()
+            await process.stop(stop_s)
             raise
         finally:
             watch.cancel()
