@@ -216,6 +216,33 @@ async def test_a_rate_spaces_calls_and_refuses_what_would_be_late(replicas: list
 
 @pytest.mark.nats
 @pytest.mark.postgres
+@pytest.mark.nats
+async def test_who_holds_a_place_is_known_however_many_tools_come_after(
+    replicas: list[Quotas], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsec.tool.quotas.TOOLS_KEPT_MAX", 1)
+    quotas, loop, one = replicas[0], asyncio.get_running_loop(), Quota(concurrency=1)
+    async with quotas.place("a", one, loop.time() + 5):
+        async with quotas.place("b", one, loop.time() + 5):
+            pass
+        with pytest.raises(Refused):
+            async with quotas.place("a", one, loop.time() + 0.3):
+                pass
+    async with quotas.place("a", one, loop.time() + 5):
+        pass
+
+
+@pytest.mark.nats
+async def test_who_waits_for_a_moment_has_it_however_many_tools_come_after(
+    replicas: list[Quotas], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsec.tool.quotas.TOOLS_KEPT_MAX", 1)
+    quotas, loop, slow = replicas[0], asyncio.get_running_loop(), Quota(per_s=2)
+    waiting = [asyncio.create_task(quotas.moment("a", slow, loop.time() + 10)) for _ in range(4)]
+    await quotas.moment("b", slow, loop.time() + 10)
+    await asyncio.gather(*waiting)
+
+
 async def test_a_call_beyond_a_quota_is_not_made(rig: Rig) -> None:
     tool = rig.effect(quota={"calls_per_session": 3})
     slow = spec_of("import time\ndef tool(): time.sleep(2)", quota={"concurrency": 1})

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 from dsec.platform.bus import Bucket
 from dsec.platform.permits import Permits
@@ -19,7 +21,15 @@ from dsec.session.tool_document import Quota
 from dsec.tool.frames import Failure, Refused
 
 TOOLS_KEPT_MAX = 4096
+"""Beside those whose calls are under way."""
 CODE = "quota"
+
+
+class _Closed(Protocol):
+    def close(self) -> None: ...
+
+
+T = TypeVar("T", bound=_Closed)
 
 
 def used_up(quota: Quota, name: str, number: int, total: int, total_max: int | None) -> str | None:
@@ -35,6 +45,40 @@ def used_up(quota: Quota, name: str, number: int, total: int, total_max: int | N
     if total_max is not None and total >= total_max:
         return f"the session has made its {total_max} calls (tool_calls_max)"
     return None
+
+
+class _Kept(Generic[T]):
+    """What tools share, by their specs' hashes. What somebody holds, or waits for, stays: made
+    anew it would know nothing of them. Of the rest those that were used last are kept."""
+
+    def __init__(self) -> None:
+        self._things: OrderedDict[str, T] = OrderedDict()
+        self._users: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def used(self, name: str, make: Callable[[], T]) -> Iterator[T]:
+        """Within this it stays."""
+        if name not in self._things:
+            self._things[name] = make()
+        self._things.move_to_end(name)
+        self._users[name] += 1
+        try:
+            yield self._things[name]
+        finally:
+            self._users[name] -= 1
+            self._drop_some()
+
+    def close(self) -> None:
+        """Of all of them."""
+        for thing in self._things.values():
+            thing.close()
+
+    def _drop_some(self) -> None:
+        if (many := len(self._things) - TOOLS_KEPT_MAX) <= 0:
+            return
+        for name in [name for name in self._things if not self._users[name]][:many]:
+            self._things.pop(name).close()
+            del self._users[name]
 
 
 class Quotas:
@@ -53,8 +97,8 @@ class Quotas:
         self._clock = clock
         self._opening = asyncio.Lock()
         self._bucket: Bucket | None = None
-        self._places: OrderedDict[str, Places] = OrderedDict()
-        self._permits: OrderedDict[str, Permits] = OrderedDict()
+        self._places: _Kept[Places] = _Kept()
+        self._permits: _Kept[Permits] = _Kept()
 
     @contextlib.asynccontextmanager
     async def place(self, spec_hash: str, quota: Quota, until_s: float) -> AsyncIterator[None]:
@@ -66,15 +110,10 @@ class Quotas:
         if quota.concurrency is None:
             yield
             return
-        places = self._places.get(spec_hash)
-        if places is None:
-            bucket, most = await self._shared(), quota.concurrency
-            made = Places(bucket, spec_hash, self._replica, most, self._clock)
-            places = self._places.setdefault(spec_hash, made)
-        self._places.move_to_end(spec_hash)
-        while len(self._places) > TOOLS_KEPT_MAX:
-            self._places.popitem(last=False)
+        bucket = await self._shared()
+        make = partial(Places, bucket, spec_hash, self._replica, quota.concurrency, self._clock)
         async with contextlib.AsyncExitStack() as held:
+            places = held.enter_context(self._places.used(spec_hash, make))
             try:
                 await held.enter_async_context(places.place(until_s))
             except TimeoutError:
@@ -89,26 +128,19 @@ class Quotas:
         """
         if quota.per_s is None:
             return
-        permits = self._permits.get(spec_hash)
-        if permits is None:
-            made = Permits(await self._shared(), spec_hash, self._clock)
-            permits = self._permits.setdefault(spec_hash, made)
+        make = partial(Permits, await self._shared(), spec_hash, self._clock)
+        with self._permits.used(spec_hash, make) as permits:
             permits.qps_budget = quota.per_s
-        self._permits.move_to_end(spec_hash)
-        while len(self._permits) > TOOLS_KEPT_MAX:
-            self._permits.popitem(last=False)[1].close()
-        try:
-            async with asyncio.timeout_at(until_s):
-                await permits.take()
-        except TimeoutError:
-            raise _over(f"{quota.per_s:g} calls a second (quota.per_s)") from None
+            try:
+                async with asyncio.timeout_at(until_s):
+                    await permits.take()
+            except TimeoutError:
+                raise _over(f"{quota.per_s:g} calls a second (quota.per_s)") from None
 
     def close(self) -> None:
         """Take nothing more."""
-        for places in self._places.values():
-            places.close()
-        for permits in self._permits.values():
-            permits.close()
+        self._places.close()
+        self._permits.close()
 
     async def _shared(self) -> Bucket:
         async with self._opening:
