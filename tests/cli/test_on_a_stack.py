@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -206,11 +207,10 @@ def test_cancel(stack: RunningStack) -> None:
     file.write_text(text.replace(f"max_steps: {STEPS}", "max_steps: 100000000"))
     (session_id,) = stack.json("run", str(file))["session_ids"]
     stack.json("sessions", "cancel", session_id)
-    shown: dict[str, Any] = {"status": ""}
-    for _ in range(30):
-        shown = stack.json("sessions", "show", session_id)
-        if shown["status"] == "cancelled":
-            break
+    until = time.monotonic() + 30
+    while (shown := stack.json("sessions", "show", session_id))["status"] != "cancelled":
+        assert time.monotonic() < until, shown
+        time.sleep(0.1)
     assert (shown["status"], shown["code"]) == ("cancelled", "cancelled")
 
 
