@@ -52,6 +52,16 @@ def test_a_replica_that_still_sees_it_slow_holds_the_others() -> None:
     assert set(after((0, "b", 500.0), *calm).reports) == {"a"}
 
 
+def test_a_replica_whose_clock_was_ahead_holds_nobody_once_it_is_gone() -> None:
+    ahead_s = 3600.0
+    wrong = after((ahead_s, "a", 500.0), (ahead_s + 1, "a", 10.0))
+    assert (wrong.mode, wrong.calm_since) == ("deferred", ahead_s + 1)
+    standing = wrong
+    for at in (2.0, 2.0 + RECOVER_S):
+        standing = decide(standing, "b", Report(at, 10.0), THRESHOLD_MS)
+    assert (standing.mode, standing.since) == ("synchronous", 2.0 + RECOVER_S)
+
+
 def test_a_service_that_nobody_asks_any_more_is_tried_again() -> None:
     idle = [(t, "a", None) for t in range(1, 12)]
     assert after((0, "a", 500.0), *idle).mode == "synchronous"

@@ -227,7 +227,10 @@ class Outside:
         return response
 
     async def _asked(self, call: _UnderWay) -> Response:
-        if call.batched and self._batcher is not None:
+        # One that has little time left would cut short those beside it: it goes alone.
+        share_s = self._fact.deadline_s * ATTEMPT_SHARE
+        old = self._attempt_s(call) < min(share_s, self._fact.attempt_s_max or share_s)
+        if call.batched and not old and self._batcher is not None:
             try:
                 return await self._batcher.call(call)
             except _BatchFailed as failed:
@@ -270,12 +273,16 @@ class Outside:
             finally:
                 self._queue -= 1
             client = self._http()  # with terms that may have been declared anew
-            left_s = self._fact.deadline_s - max(call.clock.seconds() for call in calls)
-            most_s = self._fact.attempt_s_max or self._fact.deadline_s * ATTEMPT_SHARE
+            attempt_s = min(map(self._attempt_s, calls))
             with contextlib.ExitStack() as running:
                 for call in calls:
                     running.enter_context(call.clock.running())
-                yield client, max(0.001, min(left_s, most_s))
+                yield client, max(0.001, attempt_s)
+
+    def _attempt_s(self, call: _UnderWay) -> float:
+        """How long an attempt may take: no longer than is left of the call's deadline."""
+        most_s = self._fact.attempt_s_max or self._fact.deadline_s * ATTEMPT_SHARE
+        return min(self._fact.deadline_s - call.clock.seconds(), most_s)
 
     async def _heard(self, found: Exchange) -> Response:
         """The response, unless it is to be asked for again."""

@@ -73,7 +73,8 @@ def decide(standing: Standing, replica: str, report: Report, latency_switch_ms: 
         return standing
     if p95_ms is not None and p95_ms >= latency_switch_ms * RECOVER_RATIO:
         return replace(standing, calm_since=None)
-    calm_since = now if standing.calm_since is None else standing.calm_since
+    # An instant that is yet to come was told by a clock that is ahead, perhaps of a dead replica.
+    calm_since = now if standing.calm_since is None else min(standing.calm_since, now)
     if now - calm_since >= RECOVER_S:
         return replace(standing, mode="synchronous", since=now, calm_since=None)
     return replace(standing, calm_since=calm_since)
