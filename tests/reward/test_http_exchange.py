@@ -141,3 +141,16 @@ def test_what_a_newer_version_shares_is_read_and_what_is_none_stops_nobody() -> 
     assert (found.mode, found.reports["r"].at) == ("deferred", 1.0)
     for value in (b"nonsense", b"[]", b'{"reports": {"r": 1}}', b'{"mode": "deferred"}'):
         assert read_standing(value) == read_standing(b"")
+
+
+async def test_an_answer_is_asked_for_unpacked() -> None:
+    """One that is cut short in a packing can pass for a whole answer."""
+    asked: list[bytes] = []
+
+    def reply(request: bytes) -> bytes:
+        asked.append(request.lower())
+        return OK + b"\r\n1"
+
+    async with served(reply) as client:
+        assert (await exchange(client, get(), "k", 5)).response.body == b"1"
+    assert b"accept-encoding: identity\r\n" in asked[0]

@@ -17,6 +17,8 @@ from dsec_contracts import keys
 
 EPISODE_BYTES_MAX = 256 << 20
 """Facts and observations of one episode. They are in memory twice while it is scored."""
+EPISODES_A_TURN_MAX = 8
+"""Episodes that are read and scored together."""
 
 
 class Episodes:

@@ -23,6 +23,7 @@ from dsec.platform.telemetry.metrics import Metric
 from dsec.reward.asking import Asking
 from dsec.reward.batch import Batch
 from dsec.reward.effects import Specs, resolved
+from dsec.reward.episodes import EPISODES_A_TURN_MAX
 from dsec.reward.frames import Failure, Needs, Outcome, Task
 from dsec.reward.publishing import Publisher
 from dsec.reward.settings import RewardSettings
@@ -203,10 +204,17 @@ class Rewarder:
         """Score the episodes that rows close, once the log has them."""
         if self._episodes is None:
             raise Later(self._settings.reward_retry_s_max, "there is no log to read episodes from")
+        closing = list(tick.closing)
+        for first in range(0, len(closing), EPISODES_A_TURN_MAX):
+            await self._close_some(tick, closing[first : first + EPISODES_A_TURN_MAX], position)
+
+    async def _close_some(self, tick: Tick, closing: Sequence[int], position: int) -> None:
+        """A few of them: each may have many megabytes, and a turn has a bound."""
+        assert self._episodes is not None
         outcomes: list[Outcome | None] = [None] * tick.batch.event.rows
-        for n in tick.closing:
+        for n in closing:
             outcomes[n] = self._known_failure(tick.batch.specs[n])
-        rows = [n for n in tick.closing if outcomes[n] is None]
+        rows = [n for n in closing if outcomes[n] is None]
         read = partial(self._episodes.task, tick.batch, position=position)
         tasks: dict[int, Task] = {}
         found = await asyncio.gather(*[read(n, tick.closing[n]) for n in rows])
@@ -220,7 +228,7 @@ class Rewarder:
                 bodies = await self.turns.score(list(tasks.values()), tick.contents)
             scored = list(map(Scored, tasks, tasks.values(), bodies))
             self._take(tick, outcomes, scored, position)
-        await self._publisher.publish(tick.envelope, tick.batch, outcomes, later=tick.closing)
+        await self._publisher.publish(tick.envelope, tick.batch, outcomes, later=closing)
 
     def _take(
         self, tick: Tick, outcomes: list[Outcome | None], scored: Sequence[Scored], position: int
@@ -250,7 +258,7 @@ class Rewarder:
                 by_spec.setdefault(one.task.spec, []).append(one)
         for spec, rows in by_spec.items():
             if self._recheck is not None and self._recheck.is_due(spec, len(rows)):
-                tick.checking[spec] = rows
+                tick.checking.setdefault(spec, []).extend(rows)
 
     async def _tasks(self, batch: Batch, rows: Sequence[int]) -> list[Task]:
         tasks = batch.tasks(rows)

@@ -86,7 +86,8 @@ async def exchange(client: Client, request: Request, key: str, attempt_s: float)
         # What was sent, and what came, may stand in the text of an error.
         return hidden_text(f"{type(error).__name__}: {error}", client.secrets)
 
-    headers = {**client.headers, "Idempotency-Key": key}
+    # Unpacked: one that is cut short in a packing can pass for a whole answer.
+    headers = {"Accept-Encoding": "identity", **client.headers, "Idempotency-Key": key}
     if request.body is not None:
         headers["Content-Type"] = "application/json"
     try:

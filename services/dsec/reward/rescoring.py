@@ -19,7 +19,7 @@ from dsec.reward.asking import Answered, Asking, Name
 from dsec.reward.batch import Batch
 from dsec.reward.components import RewardError
 from dsec.reward.effects import Lost, Spec, Specs, resolved
-from dsec.reward.episodes import episode_task
+from dsec.reward.episodes import EPISODES_A_TURN_MAX, episode_task
 from dsec.reward.frames import Failure, Needs, Outcome, Task
 from dsec.reward.publishing import SOURCE
 from dsec.reward.recorded_session import LANE, RecordedSession
@@ -42,8 +42,6 @@ log = logging.getLogger(__name__)
 CONSUMER = "rescore"
 ROWS_A_TURN_MAX = 64
 """Rows that are scored at a time: live ticks have their turn between."""
-EPISODES_A_TURN_MAX = 8
-"""Where episodes are scored as a whole: each may be large."""
 
 
 class Rescorer:
