@@ -201,8 +201,10 @@ class InPlaceCalls:
     async def give_back(self, program: Program) -> None:
         """It was not needed."""
 
-    async def call(self, program: Program, order: Order, deadline_s: float) -> Outcome:
-        """Make a call."""
+    async def call(
+        self, program: Program, order: Order, deadline_s: float, stop_s: float = 0.0
+    ) -> Outcome:
+        """Make a call. One that is given up ends at once, whatever time it has for that."""
         await asyncio.sleep(self._world.work_s())
         if self._process.dead:
             await self._world.loop.create_future()
