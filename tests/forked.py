@@ -19,12 +19,12 @@ from pathlib import Path
 
 ENTRIES = (
     "dsec.anchor_sync.__main__",
-    "dsec.recorder.__main__",
     "dsec.reward.__main__",
     "dsec.scheduler.__main__",
     "dsec.tool.__main__",
 )
-"""What the fork server imports; whatever else an entry needs, its own process imports."""
+"""What the fork server imports; whatever else an entry needs, its own process imports. Not what
+starts threads, as the recorder's pyarrow does: a process that is forked then may stand still."""
 SERVER = get_context("forkserver")
 SERVER.set_forkserver_preload(list(ENTRIES))
 

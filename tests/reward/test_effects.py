@@ -183,7 +183,7 @@ async def test_what_functions_print_is_bounded_and_holds_no_secret(
         "import os, subprocess, sys\n"
         "def score(t, services):\n"
         "    parent = open(f'/proc/{os.getppid()}/environ').read()\n"
-        "    print('found', 'hush-' + 'hush', 'KEY' in parent)\n"
+        "    print('found', 'hush-' + 'hush', 'KEY' in parent, flush=True)\n"
         "    os.write(2, b'x' * 500 + b'\\n')\n"
         "    subprocess.Popen(['yes', 'from-a-child'], start_new_session=True)\n"
         "    for n in range(3000): print('y' * 1000)\n"

@@ -209,12 +209,12 @@ SWITCHING_FREE = replace(SWITCHING, sessions=((5, 1, 8), (5, 2, 8), (7, 2, 8), (
 """The same, all without `lag_steps`: with it, who does not wait steps for ever."""
 
 GUARDS = {
-    "the fence": Guard(2, Switches(fence=False), plan=ZOMBIES),
+    "the fence": Guard(6, Switches(fence=False), plan=ZOMBIES),
     "what a placement or a note of a call builds on": Guard(
-        16, Switches(expected_sequence=False), plan=TWO_ANSWERS
+        24, Switches(expected_sequence=False), plan=TWO_ANSWERS
     ),
     "natural keys": Guard(0, Switches(natural_key=False), plan=DOUBLED),
-    "the wait for the floor": Guard(10, Switches(floor_wait=False)),
+    "the wait for the floor": Guard(31, Switches(floor_wait=False)),
     "numbers of the recorder's deliveries": Guard(
         0, remove=_replacing(Feed, "_take", _unnumbered), plan=DOUBLED
     ),
@@ -227,7 +227,7 @@ GUARDS = {
     "an input is of one step": Guard(
         0, remove=_replacing(SessionMachine, "deliver", _whatever_comes), plan=DOUBLED
     ),
-    "a scheduler knows what it decides about": Guard(59, remove=_a_state_behind_the_log, plan=LATE),
+    "a scheduler knows what it decides about": Guard(90, remove=_a_state_behind_the_log, plan=LATE),
     "what is late is told at its step": Guard(0, remove=_late_at_any_step, plan=SWITCHING),
     "a session ends when all was told": Guard(
         0,
@@ -235,6 +235,6 @@ GUARDS = {
         plan=SWITCHING_FREE,
     ),
     "numbers of a lane's deliveries": Guard(
-        1, remove=_replacing(replies, "feed", _fed_unnumbered), plan=TWO_ANSWERS
+        0, remove=_replacing(replies, "feed", _fed_unnumbered), plan=TWO_ANSWERS
     ),
 }
