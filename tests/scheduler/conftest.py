@@ -29,6 +29,7 @@ from dsec.platform.settings import Settings
 from dsec.recorder.leadership import Recorder
 from dsec.recorder.settings import RecorderSettings
 from dsec.scheduler.__main__ import serve
+from dsec.scheduler.handlers import CONSUMER
 from dsec.scheduler.history import History
 from dsec.scheduler.settings import load_config
 from dsec_contracts import (
@@ -125,6 +126,12 @@ class World:
         stop = asyncio.Event()
         serving = serve(settings, load_config(path), stop)
         self.tasks.append((asyncio.create_task(serving), stop))
+
+    async def led(self) -> None:
+        """Wait until a scheduler follows the stream."""
+        async with asyncio.timeout(30):
+            while CONSUMER not in {s.name for s in await self.bus.consumers()}:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
 
     def record(self) -> None:
         """Run the recorder in this process, so that the log grows."""

@@ -77,6 +77,7 @@ async def test_one_trace_tells_a_session_from_its_request_to_its_end(
     world: World, receiver: Receiver
 ) -> None:
     world.lead()
+    await world.led()  # of a request that the log has already, nobody knows who asked
     world.worker("w1")
     request = request_fact()
     session_id = request.session_id
