@@ -21,10 +21,10 @@ from dsec.cli.init import TEMPLATES
 from dsec.cli.main import COMMANDS, main
 from dsec.cli.metrics import COLLECTED, reward_share
 from dsec.cli.replay import asked_differently, place, verdict_line
-from dsec.cli.run import run_on
+from dsec.cli.run import run_on, warn_of_undeclared
 from dsec.cli.sessions import curriculum_shown
 from dsec.cli.tables import as_yaml, print_fields, print_summaries, print_table
-from dsec.client.client import Group
+from dsec.client.client import Client, Group
 from dsec.client.queries import Summary
 from dsec.client.specs import read_session
 from dsec.platform.telemetry.metrics import NAMED
@@ -365,3 +365,12 @@ def test_a_database_that_is_away_is_named_with_its_variable(
     assert result.exit_code == 1
     assert "127.0.0.1:2/x, which DSEC_DATABASE_URL names?" in result.output
     assert "secret" not in result.output
+
+
+async def test_a_log_that_is_away_keeps_nobody_from_asking_for_sessions(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    nowhere = "postgresql://dsec:x@127.0.0.1:1/dsec"
+    async with Client(nats_url="nats://127.0.0.1:1", database_url=nowhere) as client:
+        await warn_of_undeclared(client, {"stock"})
+    assert capsys.readouterr().err == ""

@@ -11,7 +11,7 @@ from random import Random
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.scheduler.conftest import CONFIG, World
 from tests.scheduler.test_curriculum import Beating, changes, event_of, logged, recalled
@@ -184,6 +184,7 @@ class Reader:
         self.curricula = Curricula(rules)
         self.curricula.recalled = recalled
         self._seen = -1
+        self._taken: set[UUID] = set()
         self._ended_before = 0 if recalled else log.now
         """What ended by then it takes no notice of, as a scheduler that starts does."""
 
@@ -194,7 +195,8 @@ class Reader:
             over = played.ended_at is not None and played.ended_at <= self.log.now
             if over and (played.ended_at or 0) <= self._ended_before:
                 continue
-            if one not in self.curricula.learners and one not in self.curricula.over and not over:
+            if one not in self._taken:  # one that has ended meanwhile, too: it began before
+                self._taken.add(one)
                 self._add(played)
             for at, n, level in played.changes:
                 if self._seen < at <= self.log.now:
@@ -305,6 +307,7 @@ async def _takes_over(random: Random, rules: Rules) -> None:
 
 
 @settings(max_examples=100, deadline=None)
+@example(seed=1242670364)  # a session that begins and ends between two looks
 @given(seed=st.integers(0, 2**32))
 def test_a_level_moves_with_the_same_episode_whoever_leads(seed: int) -> None:
     """Who looks after every step, who looks once, who takes over when all has happened, and who

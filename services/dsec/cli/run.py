@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -15,8 +15,9 @@ from dsec.cli.tables import print_summaries
 from dsec.client.client import Client, Group
 from dsec.client.queries import Summary
 from dsec.client.requests import SEED_MODES, SESSIONS_PER_REQUEST_MAX
-from dsec.client.services_file import undeclared
+from dsec.client.services_file import asked_services, undeclared
 from dsec.client.specs import SessionPlan, read_session
+from dsec.platform.log import LogUnavailable
 
 
 @click.command()
@@ -100,12 +101,22 @@ def _label(text: str) -> tuple[str, str]:
     return key, value
 
 
+async def warn_of_undeclared(client: Client, asked: Set[str]) -> None:
+    """Say which of the services that a session asks nobody has declared."""
+    try:
+        missing = await undeclared(await client.log(), asked)
+    except LogUnavailable:
+        return  # a request needs no log, and this was a word of advice
+    if missing:
+        err.print(undeclared_line(missing), markup=False, highlight=False, soft_wrap=True)
+
+
 async def _run(
     plan: SessionPlan, follow: bool, how: dict[str, Any], requested: list[Group]
 ) -> tuple[Group, list[Summary], dict[UUID, str]]:
     async with Client(name="cli") as client:
-        if missing := await undeclared(await client.log(), plan.reward):
-            err.print(undeclared_line(missing), markup=False, highlight=False, soft_wrap=True)
+        if asked := asked_services(plan.reward):
+            await warn_of_undeclared(client, asked)
         group = await client.request(plan, **how)
         requested.append(group)
         if not follow:

@@ -6,7 +6,7 @@ A mapping of names to terms. What is declared before and not in the file stays a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -133,17 +133,19 @@ async def declare(
     raise SpecFileError(f"{name}: somebody else declares it at the same time: declare it again")
 
 
-async def undeclared(log: LogReader, reward: object) -> list[str]:
-    """The services that a session's reward function asks and nobody has declared.
+def asked_services(reward: SealedSpec | str) -> frozenset[str]:
+    """The services that a session's reward function asks; none of one that is only named by its
+    hash."""
+    return frozenset(reward.document.services) if isinstance(reward, SealedSpec) else frozenset()
 
-    Args:
-        reward: the session's, as its plan has it.
+
+async def undeclared(log: LogReader, services: Set[str]) -> list[str]:
+    """Those of some services that nobody has declared.
 
     Raises:
         LogUnavailable: nobody can say what is declared.
     """
-    asked = set(reward.document.services) if isinstance(reward, SealedSpec) else set()
-    return sorted(asked - newest(await log.service_declarations()).keys()) if asked else []
+    return sorted(services - newest(await log.service_declarations()).keys())
 
 
 async def _publish(bus: Bus, fact: ServiceFact, client: str) -> int:

@@ -95,7 +95,7 @@ class Verifier:
             try:
                 content = await self._content("reward", spec_hash)
             except Absent as absent:  # its steps can be verified all the same
-                return _AbsentScorer(absent)
+                return _absent_scorer(absent)
             self._scorers[spec_hash] = guarded(spec_hash, content)
         return self._scorers[spec_hash]
 
@@ -122,25 +122,6 @@ class Verifier:
             blob = decode(row.fact)["blob"]
             self._weights.remember(policy, blob_content(self._objects, blob, f"policy {policy}"))
         return decode(self._weights[policy])
-
-
-class _AbsentScorer(Scorer):
-    """Of a spec that cannot be had: every reward is missing for that."""
-
-    needs_prior = False
-
-    def __init__(self, absent: Absent) -> None:
-        self._absent = absent
-
-    def score(
-        self,
-        step_fact: bytes,
-        observation: bytes | None,
-        next_observation: bytes | None,
-        responses: bytes = b"",
-    ) -> Score:
-        """See `Scorer`."""
-        raise RewardError(self._absent.code, str(self._absent))
 
 
 class _Guarded(Scorer):
@@ -188,6 +169,15 @@ def guarded(spec_hash: str, content: bytes) -> Scorer:
     and that only when it scores."""
     load = partial(load_scorer, spec_hash, content, interposition_of)
     return _Guarded(load, per_episode=is_per_episode(content))
+
+
+def _absent_scorer(absent: Absent) -> Scorer:
+    """Of a spec that cannot be had: every reward is missing for that."""
+
+    def load() -> Scorer:
+        raise RewardError(absent.code, str(absent))
+
+    return _Guarded(load, per_episode=False)
 
 
 def _unloadable(rows: list[LogRow], error: ProgramError) -> Verdict:
