@@ -121,7 +121,14 @@ async def test_whatever_a_tool_starts_ends_with_a_replica_that_is_killed(rig: Ri
 
 
 async def test_a_call_that_forks_and_returns_twice_has_one_result(processes: Processes) -> None:
-    program = program_of("import os\ndef tool(): return [os.fork() > 0, os.getpid()]")
+    body = """
+        import os, time
+        def tool():
+            if pid := os.fork():
+                time.sleep(0.5)  # the copy comes back first
+            return [pid > 0, os.getpid()]
+    """
+    program = program_of(body)
     first, second = [value(await outcome_of(processes, program)) for _ in range(2)]
     assert (first[0], second[0]) == (True, True)
     assert first[1] != second[1]  # what was left of the first may be anything
@@ -236,6 +243,8 @@ def test_after_a_while_what_is_said_is_told_again() -> None:
     now[0] = PERIOD_S
     said.hear(b"again\n")
     assert told[-1] == b"again\n"
+    said.hear(b"again\n" * PERIOD_BYTES_MAX)  # all in one piece
+    assert len(b"".join(told)) < 2 * PERIOD_BYTES_MAX + 200
 
 
 # -- what is raised and returned -------------------------------------------------------------------

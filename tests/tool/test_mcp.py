@@ -186,7 +186,7 @@ async def test_a_declaration_that_does_not_fit_is_reported(
 
 
 async def test_a_deadline_ends_the_server_too(processes: Processes) -> None:
-    """It is in the calling process's group: it would go on for ever otherwise."""
+    """It reads nothing more, so that the end of its input would not end it."""
     program = over_pipes("stuck")
     began = time.monotonic()
     assert failure(await asked(processes, program, deadline_s=6.0)).code == "deadline"

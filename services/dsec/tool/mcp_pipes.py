@@ -1,8 +1,8 @@
 """An MCP server as a child of the calling process, spoken to over its standard input and output.
 
-Not the client library's own transport: that gives the server a session of its own, where the end of
-a call's deadline, which kills the calling process's group, would not reach it. Here the server is
-in that group, under the same bounds, and a line of it is bounded too.
+Not the client library's own transport: that takes lines of any length, and gives the server a
+session of its own. Here a line is bounded, and the server is in the calling process's group, which
+the end of a call's deadline kills at once.
 """
 
 from __future__ import annotations
