@@ -234,8 +234,8 @@ def test_a_temporary_table_is_not_taken_for_the_logs(log_of_all: str) -> None:
     """Functions that run with the owner's rights look into the log's schema first."""
     with psycopg.connect(url_of(log_of_all, RECORDER), autocommit=True) as recorder:
         recorder.execute("create temporary table event_aside (session_at timestamptz)")
-        recorder.execute("insert into event_aside values ('2026-01-01')")
-        recorder.execute("select event_log_drop('2030-05-04')")
+        recorder.execute("insert into event_aside values (public.session_time(%s))", (SESSION,))
+        assert len(recorder.execute("select event_log_drop('2030-05-04')").fetchall()) == 1
         assert recorder.execute("select count(*) from pg_temp.event_aside").fetchone() == (1,)
 
 

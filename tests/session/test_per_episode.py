@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 
 from dsec.replay.verify import verify
-from dsec.reward.score import RewardError, Scorer, load_scorer
+from dsec.reward.score import RewardError, Scorer, load_scorer, reward_fact
 from dsec.session.anchor_restore import restored
 from dsec.session.documents import AgentDocument, EnvDocument, RewardDocument, ToolUse, seal
 from dsec.session.io import SessionConfig, Stepped, reward_input
 from dsec.session.local import local_program, run_in_memory
+from dsec.session.log_row import observation_behind
 from dsec.session.machine import SessionMachine
 from dsec.session.recorded import Recorded
 from dsec.session.rerun import rerun
 from dsec.session.shuffled import run_shuffled
 from dsec.session.whole_episode import EpisodeStep, pack_episode, unpack_episode
 from dsec_contracts.canonical import CanonicalError, decode, encode
+from dsec_contracts.reward import CAUSE_BYTES
 from dsec_contracts.step import STEP_FIELDS
 
 LENGTH, STEPS = 4, 11
@@ -201,7 +203,15 @@ def test_a_reward_in_the_midst_of_an_episode_is_found(scorer, session_id):
     program = program_of([])
     rows = run_in_memory(program, config(), session_id, scorer)
     n, row = next((n, row) for n, row in enumerate(rows) if row.key == "reward:7.1")
-    moved = row._replace(step=6, key="reward:6.1")
+    steps = {one.step: one for one in rows if one.kind == "session.stepped"}
+    # As if the episode had been over after its third step: right, but for that it was not.
+    short = pack_episode(
+        EpisodeStep(steps[n].fact, observation_behind(steps[n - 1]), steps[n].observation)
+        for n in (4, 5, 6)
+    )
+    score = scorer.score(short, b"", b"")
+    fact = reward_fact(6, 1, score.value, score.components, steps[6].chain[:CAUSE_BYTES])
+    moved = row._replace(step=6, key="reward:6.1", fact=fact, value=score.value)
     verdict = verify([*rows[: n + 1], moved, *rows[n + 1 :]], program, config(), scorer)
     assert (verdict.ok, verdict.first_divergence.step) == (False, 6)
 
