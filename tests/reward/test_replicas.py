@@ -102,9 +102,32 @@ async def test_who_stops_hands_back_what_waits_for_a_budget(rig: Rig) -> None:
         (event,) = await rig.scored(1)
         assert event.row.step[0] == 1
         assert await rig.unsettled() == 1
+        rig.declare("stock", stock.url, version=2)
         rig.start(ack_wait_s=10)
         found = await rig.scored(2)
         assert {(e.row.step[0], e.circumstance.replica) for e in found} == {(1, "r0"), (2, "r1")}
+
+
+async def test_who_stops_hands_back_what_waits_for_a_declaration(rig: Rig) -> None:
+    rig.know(ASKS)
+    rig.start(ack_wait_s=10)
+    await rig.send([ASKS[0], ENV_SPEC[0]])
+    await rig.scored(1)  # of the row that asks nobody; the other one waits
+    began = asyncio.get_running_loop().time()
+    rig.replicas[0].send_signal(signal.SIGTERM)
+    code = await asyncio.to_thread(rig.replicas[0].wait)
+    assert (code, asyncio.get_running_loop().time() - began < 6) == (0, True)
+    assert await rig.unsettled() == 1
+
+    async def seven(asked: Asked) -> Answer:
+        return Answer(body={"left": 7})
+
+    async with http_service() as stock:
+        stock.behave = seven
+        rig.declare("stock", stock.url)
+        rig.start(ack_wait_s=10)
+        await rig.settled()
+    assert len(facts(await rig.scored(2))) == 2
 
 
 def _talks_to(pid: int, port: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,9 +12,10 @@ from typing import NamedTuple
 import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
-from dsec.platform.bus import Bucket, Bus
+from dsec.platform.bus import Bucket, Bus, Later
 from dsec.platform.http_client import open_session
 from dsec.platform.log import LogBehind, LogUnavailable
+from dsec.platform.permits import STOPS
 from dsec.platform.roles import SERVICES_BUCKET
 from dsec.platform.specs import Absent, Gone
 from dsec.reward.declarations import Declarations
@@ -90,12 +92,14 @@ class Outsides:
         self._opening = asyncio.Lock()
         self._bucket: Bucket | None = None
         self._services: dict[str, Outside] = {}
+        self._stops = asyncio.Event()
 
     async def get(self, name: str, position: int) -> Outside:
         """A service, as it is declared now. Waits for as long as nobody can say whether it is.
 
         Raises:
             Gone: it is not declared.
+            Later: this replica stops, and nobody can say yet.
         """
         fact = self._declarations.known(name) or await self._looked_up(name, position)
         bucket = await self._shared()
@@ -119,9 +123,16 @@ class Outsides:
         looking = AsyncRetrying(
             retry=retry_if_exception_type((Absent, LogBehind, LogUnavailable)),
             wait=wait_random_exponential(LOOK_AGAIN_S_MIN, LOOK_AGAIN_S_MAX),
+            sleep=self._rest,
         )
         fact: ServiceFact = await looking(self._declarations.get, name, position)
         return fact
+
+    async def _rest(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stops.wait(), seconds)
+        if self._stops.is_set():
+            raise Later(0.0, STOPS)
 
     async def _tell(self, service: ServiceFact, standing: Standing, now: float) -> None:
         """Have it in the log, once, that a service's rewards are deferred or no longer are."""
@@ -151,8 +162,9 @@ class Outsides:
             return self._bucket
 
     def stop(self) -> None:
-        """Begin no more requests: rows that wait for one are handed back (`Later`), those whose
-        requests are under way end as ever."""
+        """Begin no more requests: rows that wait for one, or for a declaration, are handed back
+        (`Later`), those whose requests are under way end as ever."""
+        self._stops.set()
         for service in self._services.values():
             service.stop()
 
