@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from dsec.cli.main import main
+from dsec.cli.services import service_commands
 from dsec.cli.stack import up
 
 URLS = {
@@ -50,6 +51,13 @@ def test_the_arguments_of_the_detached_process_hold_no_password(
         assert context.params["nats_url"] == URLS["--nats-url"]
         assert context.params["database_url"] == URLS["--database-url"]
         assert context.params["object_store_url"] is None
+
+
+def test_workers_stop_before_all_others_and_the_recorder_after_them() -> None:
+    turns = {command.name: command.stop_turn for command in service_commands()}
+    others = set(turns.values()) - {turns["env-runtime"], turns["recorder"]}
+    assert turns["env-runtime"] < min(others)
+    assert max(others) < turns["recorder"]
 
 
 def test_workers_that_would_be_taken_for_dead_are_not_started(

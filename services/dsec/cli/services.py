@@ -17,13 +17,20 @@ from dsec.platform.stack.database_roles import OWNER
 from dsec.scheduler.settings import CONFIG_VARIABLE
 
 SERVICES = ("recorder", "scheduler", "reward", "tool", "anchor_sync", "evaluator", "env_runtime")
+STOP_TURNS = {"env_runtime": 0, "recorder": 2}
+"""Workers hand their sessions back, and their anchors are stored, while all others are there; the
+recorder stops when nobody else has anything to say. Those between stop together."""
 CONFIG_FILE = "scheduler.config.yaml"
 
 
 def service_commands() -> tuple[ServiceCommand, ...]:
     """One process of each service."""
     return tuple(
-        ServiceCommand(name.replace("_", "-"), (sys.executable, "-m", f"dsec.{name}"))
+        ServiceCommand(
+            name.replace("_", "-"),
+            (sys.executable, "-m", f"dsec.{name}"),
+            stop_turn=STOP_TURNS.get(name, 1),
+        )
         for name in SERVICES
     )
 

@@ -177,6 +177,44 @@ async def test_a_service_is_told_where_everything_is(
     psycopg.connect(database_url).close()
 
 
+STOPS_SLOWLY = """
+import os, signal, socket, time, urllib.parse
+def stop(*_):
+    begin = time.monotonic()
+    time.sleep(0.5)
+    url = urllib.parse.urlsplit(os.environ["DSEC_NATS_URL"])
+    socket.create_connection((url.hostname, url.port)).close()
+    print(begin, time.monotonic(), flush=True)
+    os._exit(0)
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+time.sleep(99)
+"""
+
+
+async def test_services_stop_turn_by_turn_and_servers_after_them(
+    tmp_path: Path, database_url: str, eventually: Eventually
+) -> None:
+    turns = {"last": 2, "one": 1, "other": 1, "first": 0}
+    services = tuple(
+        ServiceCommand(name, (sys.executable, "-c", STOPS_SLOWLY), stop_turn=turn)
+        for name, turn in turns.items()
+    )
+    logs = {name: tmp_path / "logs" / f"{name}.log" for name in turns}
+    options = StackOptions(tmp_path, database_url=database_url, services=services)
+    async with Stack(options, on_progress=print) as stack:
+        await stack.start_servers()
+        await stack.start_services({})
+        await eventually(lambda: all("ready" in path.read_text() for path in logs.values()))
+    # A service without the server that it needs to the end would have told of no times.
+    begin, end = {}, {}
+    for name, path in logs.items():
+        begin[name], end[name] = map(float, path.read_text().split()[1:])
+    assert end["first"] <= min(begin["one"], begin["other"])
+    assert max(begin["one"], begin["other"]) < min(end["one"], end["other"]), "together"
+    assert max(end["one"], end["other"]) <= begin["last"]
+
+
 async def test_each_service_has_its_role_in_the_database(
     tmp_path: Path, nats_url: str, eventually: Eventually
 ) -> None:

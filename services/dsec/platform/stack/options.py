@@ -8,11 +8,15 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class ServiceCommand:
-    """A service to run: its name, its command line, and how many of it."""
+    """A service to run: its name, its command line, and how many of it.
+
+    `stop_turn`: those with a lower one have stopped before; those with the same stop together.
+    """
 
     name: str
     argv: tuple[str, ...]
     replicas: int = 1
+    stop_turn: int = 0
 
 
 @dataclass(frozen=True)

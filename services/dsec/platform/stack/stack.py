@@ -1,4 +1,4 @@
-"""The embedded stack as one thing: servers first, then services, all stopped in reverse order.
+"""The embedded stack as one thing: servers first, then services; services are stopped first.
 
 `dsec up` on a laptop must need nothing but this package: NATS and PostgreSQL are child processes
 on loopback, the object store is a directory, and all data lies under one state directory. A
@@ -255,14 +255,14 @@ class Stack:
                 watching.result()
 
     async def stop(self) -> None:
-        """Stop services, then servers, the last started first. Safe to repeat."""
+        """Stop services, turn by turn, then servers. Safe to repeat."""
         if not self._locked:
             return
         try:
-            for replicas in reversed(self._services.values()):
-                await _stop_together(replicas)
-            for server in reversed(self._servers):
-                await _stop_together([server])
+            turns = {command.stop_turn for command in self._options.services}
+            for turn in sorted(turns):
+                await _stop_together(self._replicas(turn))
+            await _stop_together(self._servers)
             # What could not be stopped stays written down, for the next start to end.
             left = tuple(entry for entry in self._record.processes if entry.identity.is_alive())
             self._record = StackRecord(processes=left, ports=self._record.ports)
@@ -272,6 +272,10 @@ class Stack:
             self._servers.clear()
             self._locked = False
             self._state.close()
+
+    def _replicas(self, stop_turn: int) -> list[SupervisedProcess]:
+        commands = [each for each in self._options.services if each.stop_turn == stop_turn]
+        return [one for each in commands for one in self._services.get(each.name, ())]
 
     def _everything(self) -> list[SupervisedProcess]:
         return [*self._servers, *(one for some in self._services.values() for one in some)]
