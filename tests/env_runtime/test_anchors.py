@@ -45,13 +45,15 @@ ENV = """
 import time, gymnasium
 from gymnasium.envs.classic_control import CartPoleEnv
 class Env(CartPoleEnv):
-    def __init__(self, step_s=0.0, unpicklable=False):
+    def __init__(self, step_s=0.0, slow_from=0, unpicklable=False):
         super().__init__()
-        self.step_s = step_s
+        self.step_s, self.slow_from, self.steps = step_s, slow_from, 0
         if unpicklable:
             self.screen = lambda: None
     def step(self, action):
-        time.sleep(self.step_s)
+        self.steps += 1
+        if self.steps > self.slow_from:
+            time.sleep(self.step_s)
         return super().step(action)
 """
 EVERY, STEPS, KILLED_AT = 7, 60, 45
@@ -160,8 +162,11 @@ async def rig(world: World, tmp_path: Path) -> Rig:
     return made
 
 
-def code(agent: str = AGENT, *, step_s: float = 0.01, **options: Any) -> Code:
-    kwargs = {"step_s": step_s} | options.pop("kwargs", {})
+def code(
+    agent: str = AGENT, *, step_s: float = 0.01, slow_from: int = KILLED_AT - 1, **options: Any
+) -> Code:
+    """A program whose steps take long from where its worker is to die in their midst."""
+    kwargs = {"step_s": step_s, "slow_from": slow_from} | options.pop("kwargs", {})
     return code_of(agent, ENV, anchors={"every_steps": EVERY}, kwargs=kwargs, **options)
 
 
@@ -249,7 +254,7 @@ async def test_what_is_handed_back_has_its_anchors_before(rig: Rig) -> None:
     rig.objects.rmdir()
     rig.objects.write_text("not mounted")
     await rig.worker("w1")
-    large = code(params={"ballast": 2 * outbox.INLINE_BYTES_MAX})
+    large = code(params={"ballast": 2 * outbox.INLINE_BYTES_MAX}, slow_from=EVERY)
     request = await rig.world.run_session(large, max_steps=STEPS)
     await rig.world.stepped(request.session_id, 2 * EVERY)
     rig.world.runs["w1"].stop.set()
