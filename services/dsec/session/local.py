@@ -29,15 +29,10 @@ from dsec.session.machine import SessionMachine
 from dsec.session.memory_log import Failed, MemoryLog
 from dsec.session.program import Program, load_program
 from dsec.session.whole_episode import EpisodeStep, pack_episode
-from dsec_contracts import (
-    keys,
-)
+from dsec_contracts import keys
 from dsec_contracts.canonical import encode
 from dsec_contracts.reward import CAUSE_BYTES
-from dsec_contracts.session import (
-    RequestFact,
-    SessionRequested,
-)
+from dsec_contracts.session import RequestFact, SessionRequested
 
 
 class ScoreLike(Protocol):
@@ -110,9 +105,7 @@ def run_in_memory(
     if request is not None:
         log.event(keys.REQUESTED, SessionRequested(fact=request))
     machine = SessionMachine(program, config, interposition)
-    anchors: list[Frozen] = []
-    if blobs is not None:
-        machine.on_anchor = lambda taken: anchors.append(frozen(taken))
+    anchors = Anchors(log, machine, blobs)
     output = machine.start()
     if isinstance(output, Started):
         log.started(output)
@@ -123,9 +116,7 @@ def run_in_memory(
             turn = stepped if isinstance(stepped, Called) else None
             if isinstance(stepped, Stepped):
                 log.stepped(stepped)
-                while anchors and blobs is not None:
-                    anchor = anchors.pop()
-                    blobs[log.anchored(anchor)] = anchor.blob
+                anchors.log()
                 if (reward := rewards.of(stepped, prior)) is not None:
                     machine.deliver(reward())
                 prior = stepped.reset_observation or stepped.observation
@@ -138,6 +129,26 @@ def run_in_memory(
         log.ended(machine.ended)
     machine.close()
     return log.rows
+
+
+class Anchors:
+    """What one session's machine captures, until the row of the step it belongs to is logged."""
+
+    def __init__(
+        self, log: MemoryLog, machine: SessionMachine, blobs: MutableMapping[str, bytes] | None
+    ) -> None:
+        """`blobs`: takes those of the anchors; None: nothing is captured."""
+        self._log = log
+        self._blobs = {} if blobs is None else blobs
+        self._captured: list[Frozen] = []
+        if blobs is not None:
+            machine.on_anchor = lambda taken: self._captured.append(frozen(taken))
+
+    def log(self) -> None:
+        """Log those captured since."""
+        while self._captured:
+            anchor = self._captured.pop()
+            self._blobs[self._log.anchored(anchor)] = anchor.blob
 
 
 class Rewards:

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from functools import partial
 from uuid import UUID
 
-from dsec.session.anchor_record import Frozen, frozen
 from dsec.session.io import Called, Input, SessionConfig, Started, Stepped, deferred_input
-from dsec.session.local import CallTool, Rewards, ScorerLike, no_tools
+from dsec.session.local import Anchors, CallTool, Rewards, ScorerLike, no_tools
 from dsec.session.log_row import LogRow
 from dsec.session.machine import SessionMachine
 from dsec.session.memory_log import MemoryLog
@@ -49,9 +48,7 @@ def run_shuffled(
     """
     log = MemoryLog(session_id)
     machine = SessionMachine(program, config)
-    anchors: list[Frozen] = []
-    if blobs is not None:
-        machine.on_anchor = lambda taken: anchors.append(frozen(taken))
+    anchors = Anchors(log, machine, blobs)
     output = machine.start()
     coming: list[Callable[[], Input]] = []
     if isinstance(output, Started):
@@ -70,9 +67,7 @@ def run_shuffled(
             turn = taken if isinstance(taken, Called) else None
             if isinstance(taken, Stepped):
                 log.stepped(taken)
-                while anchors and blobs is not None:
-                    anchor = anchors.pop()
-                    blobs[log.anchored(anchor)] = anchor.blob
+                anchors.log()
                 reward = rewards.of(taken, prior)
                 if reward is not None:
                     if chance.random() < deferred_share:
