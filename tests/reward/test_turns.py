@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from dsec.reward.frames import Outcome, Task
-from dsec.reward.turns import ROWS_A_TURN_MAX, Turns
+from dsec.reward.turns import ROWS_A_TURN_MAX, TURN_BYTES_MAX, Turns
 
 
 class Slow:
@@ -45,6 +45,15 @@ async def test_a_turn_is_bounded() -> None:
     found = await Turns(functions).score(_tasks(0, ROWS_A_TURN_MAX + 5), {"s0": b""})
     assert len(found) == ROWS_A_TURN_MAX + 5
     assert functions.turns == [ROWS_A_TURN_MAX, 5]
+
+
+async def test_episodes_that_many_ticks_close_at_once_share_no_turn_that_is_too_large() -> None:
+    functions = Slow()
+    turns = Turns(functions)
+    episode = Task("s0", b"", b"e" * (TURN_BYTES_MAX // 2), b"")  # one, in memory once
+    await asyncio.gather(*[turns.score([episode] * 2, {"s0": b""}) for _ in range(4)])
+    assert sum(functions.turns) == 8
+    assert max(functions.turns) == 3
 
 
 async def test_trouble_of_the_machine_reaches_all_of_a_turn() -> None:

@@ -42,6 +42,11 @@ class Batcher:
             self._timer = loop.call_later(self._wait_s, self._go)
         return await answered
 
+    def hurry(self) -> None:
+        """Wait for no more calls: what is gathered goes now, and what comes goes as it comes."""
+        self._wait_s = 0.0
+        self._go()
+
     def close(self) -> None:
         """Send nothing more."""
         if self._timer is not None:

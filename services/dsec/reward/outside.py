@@ -22,6 +22,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from dsec.platform.budget import CLOSED_S_MAX
 from dsec.platform.bus import Bucket
 from dsec.platform.http_client import open_session
 from dsec.platform.permits import Permits
@@ -76,13 +77,19 @@ class _Clock:
 
 @dataclass(eq=False, slots=True)
 class _UnderWay:
-    """A call that has not ended. `last`: why its last attempt has to be made again."""
+    """A call that has not ended.
+
+    `last`: why its last attempt has to be made again. `excused_s`: what the service itself had it
+    rest. The calls behind it wait that out in the queue for the budget, where it counts for
+    nothing; so it counts for nothing here, or the one that was told would fail in their place.
+    """
 
     request: Request
     key: str
     clock: _Clock
     batched: bool
     last: Again | None = field(default=None)
+    excused_s: float = 0.0
 
 
 class Outside:
@@ -125,6 +132,7 @@ class Outside:
         )
         self._session: aiohttp.ClientSession | None = None
         self._places = CapacityLimiter(fact.concurrency_max)
+        self._batcher: Batcher | None = None
         self.declared(fact)
 
     def declared(self, fact: ServiceFact) -> None:
@@ -133,7 +141,9 @@ class Outside:
         self._known: Terms | None = None
         self._permits.qps_budget = fact.qps_budget
         self._places.total_tokens = fact.concurrency_max
-        self._batcher: Batcher | None = None
+        if self._batcher is not None:
+            self._batcher.hurry()
+        self._batcher = None
         if (batch := fact.batch) is not None:
             send = partial(self._send_batch, batch)
             self._batcher = Batcher(send, batch.size_max, batch.wait_ms)
@@ -177,8 +187,11 @@ class Outside:
             self._latencies.add(self._clock(), call.clock.seconds() * 1000)
 
     def stop(self) -> None:
-        """Begin no more requests: calls that wait for one, a repeated one too, raise `Later`."""
+        """Begin no more requests: calls that wait for one, a repeated one too, or for others to go
+        with, raise `Later`."""
         self._permits.stop()
+        if self._batcher is not None:
+            self._batcher.hurry()
 
     async def close(self) -> None:
         """Ask nothing more."""
@@ -197,10 +210,10 @@ class Outside:
 
         def wait(state: RetryCallState) -> float:
             asked_s = call.last.retry_after_s if call.last is not None else 0.0
-            return max(random_wait(state), asked_s)
+            return max(random_wait(state), min(asked_s, CLOSED_S_MAX))
 
         def stop(state: RetryCallState) -> bool:
-            over = call.clock.seconds() + state.upcoming_sleep >= self._fact.deadline_s
+            over = self._left_s(call) <= state.upcoming_sleep
             return over or state.attempt_number >= retry.attempts_max
 
         async def rest(seconds: float) -> None:
@@ -220,6 +233,7 @@ class Outside:
             response = await self._asked(call)
         except Again as again:
             call.last = again
+            call.excused_s += min(again.retry_after_s, CLOSED_S_MAX)
             raise
         if response.status in self._fact.retryable_statuses:
             call.last = Again("service_unavailable", f"HTTP {response.status}")
@@ -228,8 +242,7 @@ class Outside:
 
     async def _asked(self, call: _UnderWay) -> Response:
         # One that has little time left would cut short those beside it: it goes alone.
-        share_s = self._fact.deadline_s * ATTEMPT_SHARE
-        old = self._attempt_s(call) < min(share_s, self._fact.attempt_s_max or share_s)
+        old = self._left_s(call) < min(self._share_s, self._attempt_s_max)
         if call.batched and not old and self._batcher is not None:
             try:
                 return await self._batcher.call(call)
@@ -273,16 +286,24 @@ class Outside:
             finally:
                 self._queue -= 1
             client = self._http()  # with terms that may have been declared anew
-            attempt_s = min(map(self._attempt_s, calls))
+            attempt_s = min(self._attempt_s_max, *map(self._left_s, calls))
             with contextlib.ExitStack() as running:
                 for call in calls:
                     running.enter_context(call.clock.running())
                 yield client, max(0.001, attempt_s)
 
-    def _attempt_s(self, call: _UnderWay) -> float:
-        """How long an attempt may take: no longer than is left of the call's deadline."""
-        most_s = self._fact.attempt_s_max or self._fact.deadline_s * ATTEMPT_SHARE
-        return min(self._fact.deadline_s - call.clock.seconds(), most_s)
+    @property
+    def _share_s(self) -> float:
+        return self._fact.deadline_s * ATTEMPT_SHARE
+
+    @property
+    def _attempt_s_max(self) -> float:
+        """How long an attempt may take of a call that has so much left."""
+        return self._fact.attempt_s_max or self._share_s
+
+    def _left_s(self, call: _UnderWay) -> float:
+        """Of the call's deadline."""
+        return self._fact.deadline_s + call.excused_s - call.clock.seconds()
 
     async def _heard(self, found: Exchange) -> Response:
         """The response, unless it is to be asked for again."""

@@ -15,6 +15,9 @@ from dsec.reward.frames import Outcome, Task
 
 ROWS_A_TURN_MAX = 1024
 """Of all ticks together: what comes meanwhile waits for no more than these."""
+TURN_BYTES_MAX = 256 << 20
+"""Of the rows of a turn, all ticks together, but for the last: any of them may be a whole episode.
+With it they are far from `FRAME_BYTES_MAX`, beyond which a request cannot be sent."""
 
 
 class Functions(Protocol):
@@ -54,7 +57,8 @@ class Turns:
         return await outcome
 
     async def _score_ready(self) -> None:
-        ready, self._ready = self._ready[:ROWS_A_TURN_MAX], self._ready[ROWS_A_TURN_MAX:]
+        count = rows_of_turn([task for task, _, _ in self._ready[:ROWS_A_TURN_MAX]])
+        ready, self._ready = self._ready[:count], self._ready[count:]
         contents = {task.spec: content for task, content, _ in ready}
         try:
             found = await self._functions.score([task for task, _, _ in ready], contents)
@@ -68,6 +72,16 @@ class Turns:
         for (_, _, outcome), one in zip(ready, found, strict=True):
             if not outcome.done():
                 outcome.set_result(one)
+
+
+def rows_of_turn(ready: Sequence[Task]) -> int:
+    """How many of the rows that are ready go in one turn."""
+    size = 0
+    for count, (_, fact, prior, observation, responses) in enumerate(ready, 1):
+        size += len(fact) + len(prior) + len(observation) + len(responses)
+        if size > TURN_BYTES_MAX:
+            return count
+    return len(ready)
 
 
 class TurnLost(Exception):
