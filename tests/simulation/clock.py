@@ -20,9 +20,10 @@ import sys
 import time
 import types
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Executor
 from contextvars import Context, ContextVar
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import tenacity.wait
 
@@ -32,6 +33,9 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 START_NS = int(START.timestamp()) * 1_000_000_000
 CALLBACKS_MAX = 400_000
 """A run that needs more is in a circle."""
+
+Given = TypeVarTuple("Given")
+Done = TypeVar("Done")
 
 
 class Stuck(Exception):
@@ -142,7 +146,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return _Future(next(self._numbers), self)
 
     def call_at(
-        self, when: float, callback: Any, *args: Any, context: Context | None = None
+        self,
+        when: float,
+        callback: Callable[[*Given], object],
+        *args: *Given,
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._timers, (when, next(self._numbers), timer))
@@ -151,9 +159,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         pass  # it is passed over when it is due
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*Given], Done], *args: *Given
+    ) -> asyncio.Future[Done]:
         """There is one thread. A call in another is made here and now."""
-        done = self.create_future()
+        done: asyncio.Future[Done] = self.create_future()
         try:
             done.set_result(func(*args))
         except Exception as error:  # noqa: BLE001 - it is the caller's
@@ -251,6 +261,8 @@ _VIRTUAL: dict[Any, Callable[[], Any]] = {
 }
 _KEPT = ("dsec.platform.virtual", "dsec.session")
 """What redirects clocks for user code keeps the real ones."""
+_DRAWS_OF_PERMITS = (permits, "random")
+_DRAWS_OF_RETRIES = (tenacity.wait, "random")
 _replaced: list[tuple[types.ModuleType, str, Any]] = []
 
 
@@ -268,7 +280,7 @@ def virtual_clocks(loop: VirtualLoop, chance: random.Random) -> Iterator[None]:
     try:
         if outermost:
             _replace()
-        tenacity.wait.random = chance  # type: ignore[assignment]
+        setattr(*_DRAWS_OF_RETRIES, chance)
         yield
     finally:
         if outermost:
@@ -278,18 +290,18 @@ def virtual_clocks(loop: VirtualLoop, chance: random.Random) -> Iterator[None]:
 
 def _replace() -> None:
     module = types.SimpleNamespace(**vars(time))
-    for real, ours in _VIRTUAL.items():
+    for real, virtual in _VIRTUAL.items():
         if hasattr(time, real.__name__):
-            setattr(module, real.__name__, ours)
+            setattr(module, real.__name__, virtual)
     for name, found in list(sys.modules.items()):
         if not name.startswith(("dsec.", "tenacity")) or name.startswith(_KEPT):
             continue
         for attribute, value in list(vars(found).items()):
             known = isinstance(value, types.BuiltinFunctionType | types.FunctionType)
-            ours = module if value is time else _VIRTUAL.get(value) if known else None
+            ours: object = module if value is time else _VIRTUAL.get(value) if known else None
             if ours is not None:
                 _replaced.append((found, attribute, value))
                 setattr(found, attribute, ours)
-    _replaced.append((permits, "random", permits.random))
-    permits.random = types.SimpleNamespace(SystemRandom=lambda: _Now.chance)  # type: ignore[assignment]
-    _replaced.append((tenacity.wait, "random", tenacity.wait.random))
+    for drawn in (_DRAWS_OF_PERMITS, _DRAWS_OF_RETRIES):
+        _replaced.append((*drawn, getattr(*drawn)))
+    setattr(*_DRAWS_OF_PERMITS, types.SimpleNamespace(SystemRandom=lambda: _Now.chance))

@@ -96,7 +96,9 @@ class Way:
         self._ordered = ordered
         self._last_s = 0.0
 
-    def send(self, call: Callable[..., object], *arguments: Any, delay_s: float | None = None):
+    def send(
+        self, call: Callable[..., object], *arguments: Any, delay_s: float | None = None
+    ) -> None:
         """Have something happen at the other end."""
         network = self._network
         deaf = self._to is not None and network.loop.time() < self._to.deaf_until_s

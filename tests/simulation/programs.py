@@ -17,6 +17,7 @@ from uuid import UUID
 from tests.simulation import market
 
 from dsec.env_runtime import library
+from dsec.platform.virtual import undeclared_uses
 from dsec.reward.reexecution import Asks, Known, answered, recorded
 from dsec.reward.score import Score, Scorer, load_scorer
 from dsec.reward.services import Response
@@ -211,18 +212,21 @@ loaded = cache(load_program)
 """Loading keeps nothing of a session, and costs more than running one."""
 
 
-_undeclared_uses = cache(library.undeclared_uses)
+_KEPT = {"load_program": loaded, "undeclared_uses": cache(undeclared_uses)}
+"""By their names in env-runtime's library."""
 
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
     """Workers take programs that were loaded once: only sessions are made anew, not code."""
-    before = library.load_program, library.undeclared_uses
-    library.load_program, library.undeclared_uses = loaded, _undeclared_uses
+    before = {name: getattr(library, name) for name in _KEPT}
     try:
+        for name, once in _KEPT.items():
+            setattr(library, name, once)
         yield
     finally:
-        library.load_program, library.undeclared_uses = before
+        for name, real in before.items():
+            setattr(library, name, real)
 
 
 @cache
@@ -250,11 +254,11 @@ class _Answered:
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
 
-    def score(self, *given: bytes) -> Score:
+    def score(self, step_fact: bytes, observation: bytes, next_observation: bytes) -> Score:
         known: list[Known] = []
         while True:
             try:
-                return self._scorer.score(*given, recorded(known))
+                return self._scorer.score(step_fact, observation, next_observation, recorded(known))
             except Asks as asks:
                 told = [market.worth(dict(request.params)) for request in asks.requests]
                 heard = [Response(200, {}, json.dumps(one).encode()) for one in told]
@@ -274,8 +278,8 @@ def undisturbed(kind: Kind, seed: int, max_steps: int) -> tuple[bytes, tuple[flo
         reward_fn_hash=kind.reward[0],
         seed=seed,
         max_steps=max_steps,
-        creation_timestamp="2026-01-01T00:00:00Z",  # type: ignore[arg-type]
-        **dict(kind.options),  # type: ignore[arg-type]
+        creation_timestamp="2026-01-01T00:00:00Z",
+        **dict(kind.options),
     )
     code = program(kind)
     config = session_config(request, code)

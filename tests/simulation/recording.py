@@ -103,7 +103,7 @@ class RecordersWriter(Writer):
         self, commit: Commit, data: bytes | None, *, through_stage: bool
     ) -> list[Aside]:
         rows: list[Row] = sorted(commit.table.to_pylist(), key=place)
-        write = self._merge if through_stage else self._copy
+        write = self._merged if through_stage else self._copied
         database = self._database
 
         def transaction() -> list[Aside]:
@@ -122,7 +122,7 @@ class RecordersWriter(Writer):
             raise psycopg.OperationalError("the answer to a commit is lost")
         return aside
 
-    def _copy(self, rows: list[Row]) -> list[Aside]:
+    def _copied(self, rows: list[Row]) -> list[Aside]:
         database = self._database
         seen: set[tuple[bytes, str]] = set()
         for row in rows:
@@ -134,7 +134,7 @@ class RecordersWriter(Writer):
             database.insert(row)
         return []
 
-    def _merge(self, rows: list[Row]) -> list[Aside]:
+    def _merged(self, rows: list[Row]) -> list[Aside]:
         database = self._database
         aside: list[Aside] = []
         for row in rows:

@@ -36,7 +36,7 @@ class Server:
     archive: list[Stored] = field(default_factory=list)
     """All that was ever acknowledged, what was purged included."""
     last: int = 0
-    bytes: int = 0
+    stored_bytes: int = 0
     consumers: dict[str, Consumer] = field(default_factory=dict)
     values: dict[tuple[str, str], tuple[int, bytes, float]] = field(default_factory=dict)
     away: bool = False
@@ -59,12 +59,12 @@ class Server:
             return known[0], True
         self._check_expected(subject, headers)
         stored = Stored(self.last + 1, subject, headers, data, self.loop.now_ns)
-        if self.refusing or self.bytes + stored.size > self.max_bytes:
+        if self.refusing or self.stored_bytes + stored.size > self.max_bytes:
             raise _error(*_FULL)
         self.last += 1
         self.messages[self.last] = stored
         self.archive.append(stored)
-        self.bytes += stored.size
+        self.stored_bytes += stored.size
         self._by_subject.setdefault(subject, []).append(self.last)
         if message_id is not None:
             self._ids[message_id] = (self.last, now_s)
@@ -101,7 +101,7 @@ class Server:
             if matches(stored.subject, pattern):
                 del self.messages[sequence]
                 self._by_subject[stored.subject].remove(sequence)
-                self.bytes -= stored.size
+                self.stored_bytes -= stored.size
 
     def state(self) -> dict[str, Any]:
         """What `$JS.API.STREAM.INFO` says."""
@@ -113,7 +113,7 @@ class Server:
                 "first_seq": first,
                 "last_seq": self.last,
                 "messages": len(self.messages),
-                "bytes": self.bytes,
+                "bytes": self.stored_bytes,
             },
         }
 

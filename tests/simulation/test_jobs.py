@@ -18,15 +18,21 @@ STARTS_S_MAX = 60.0
 ENDS_S_MAX = 15.0
 
 
+class Run(psutil.Popen):
+    """A run that would take very long, with both of its processes once they are at work."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tests.simulation", "--seeds", "100000", "--jobs", "2"]
+        super().__init__(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        self.begun: list[psutil.Process] = []
+
+
 @pytest.fixture
-def run() -> Iterator[psutil.Popen]:
-    """A run that would take very long, with both of its processes."""
-    command = [sys.executable, "-m", "tests.simulation", "--seeds", "100000", "--jobs", "2"]
-    running = psutil.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    begun: list[psutil.Process] = []
-    running.begun = begun
+def run() -> Iterator[Run]:
+    """It is killed with both of them."""
+    running = Run()
     yield running
-    for process in (running, *begun):
+    for process in (running, *running.begun):
         if process.is_running():
             process.kill()
     running.wait()
@@ -37,7 +43,7 @@ def workers(run: psutil.Popen) -> list[psutil.Process]:
     return [one for one in run.children() if "spawn_main" in " ".join(one.cmdline())]
 
 
-def at_work(run: psutil.Popen) -> list[psutil.Process]:
+def at_work(run: Run) -> list[psutil.Process]:
     """Its two processes, once they run seeds."""
     until = time.monotonic() + STARTS_S_MAX
     while time.monotonic() < until:
@@ -57,7 +63,7 @@ def at_work(run: psutil.Popen) -> list[psutil.Process]:
         pytest.param(signal.SIGKILL, marks=pytest.mark.long),
     ],
 )
-def test_an_interrupted_run_ends_with_its_processes(run: psutil.Popen, how: signal.Signals) -> None:
+def test_an_interrupted_run_ends_with_its_processes(run: Run, how: signal.Signals) -> None:
     processes = at_work(run)
     run.send_signal(how)
     assert run.wait(ENDS_S_MAX) != 0
@@ -65,7 +71,7 @@ def test_an_interrupted_run_ends_with_its_processes(run: psutil.Popen, how: sign
     assert not alive
 
 
-def test_a_process_that_dies_fails_the_run_and_names_its_seeds(run: psutil.Popen) -> None:
+def test_a_process_that_dies_fails_the_run_and_names_its_seeds(run: Run) -> None:
     one, other = at_work(run)
     one.kill()
     assert run.wait(ENDS_S_MAX) == 1

@@ -7,7 +7,7 @@ import logging
 import random
 import shutil
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from tests.simulation.switches import Switches
 from tests.simulation.upstream import Session, cancelling, requesting
 from tests.simulation.workers import WorkerHandle, pretended
 
-from dsec.platform.bus import BusError
+from dsec.platform.bus import Bus, BusError
 from dsec.platform.log import LogBehind, LogUnavailable
 from dsec.scheduler.handlers import DeliveryLost
 from dsec.scheduler.leadership import LeadershipLost
@@ -99,8 +99,8 @@ class World:
             reward_fn_hash=chosen.reward[0],
             seed=seed,
             max_steps=max_steps,
-            creation_timestamp="2026-01-01T00:00:00Z",  # type: ignore[arg-type]
-            **dict(chosen.options),  # type: ignore[arg-type]
+            creation_timestamp="2026-01-01T00:00:00Z",
+            **dict(chosen.options),
         )
         return Session(chosen, request)
 
@@ -205,7 +205,7 @@ class World:
 
     # -- upstream ------------------------------------------------------------------------------
 
-    def _client(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
+    def _client(self, name: str, work: Callable[[World, Bus], Coroutine[Any, Any, None]]) -> None:
         process = Process(self.new_name(name), name)
         self.processes.append(process)
         self.loop.spawn(process, work(self, connect(self.network, process)))
