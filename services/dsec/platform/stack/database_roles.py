@@ -85,21 +85,26 @@ def users_sql(passwords: Mapping[str, str]) -> str:
     """Make the roles, which are the whole server's, with these passwords from now on. What one
     has set for itself is set back."""
     return "".join(
-        f"""
+        user_sql(user, "'" + password.replace("'", "''") + "'")
+        for user, password in passwords.items()
+    )
+
+
+def user_sql(user: str, password: str) -> str:
+    """Make one of them. `password`: as it stands in the statement, quotes included."""
+    return f"""
 do $$ begin
     if not exists (select from pg_roles where rolname = '{user}') then
         create role {user};
     end if;
 end $$;
 alter role {user} with login nosuperuser nocreatedb nocreaterole noreplication nobypassrls
-    connection limit -1 valid until 'infinity' password '{password.replace("'", "''")}';
+    connection limit -1 valid until 'infinity' password {password};
 alter role {user} reset all;
 """
-        for user, password in passwords.items()
-    )
 
 
-def _database_sql() -> str:
+def database_sql() -> str:
     """Who may connect, and who may make temporary tables."""
     may_make = ", ".join(role.user for role in DATABASE_ROLES if role.temporary)
     return f"""
@@ -182,7 +187,7 @@ async def ensure_roles(connection: asyncpg.Connection, passwords: Mapping[str, s
     """
     # Apart, so that no statement which may meet another's lock has passwords in it.
     await connection.execute(users_sql(passwords))
-    await connection.execute(_database_sql() + grants_sql())
+    await connection.execute(database_sql() + grants_sql())
 
 
 async def close_to_roles(connection: asyncpg.Connection) -> None:
