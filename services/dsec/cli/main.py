@@ -53,10 +53,6 @@ COMMANDS = {
 }
 
 
-GROUPS = ("sessions", "specs", "anchors", "tools", "services")
-"""Those of them that have commands of their own."""
-
-
 class LazyGroup(click.Group):
     """A group that imports a command's module when the command is called."""
 
@@ -71,7 +67,8 @@ class LazyGroup(click.Group):
         name = args[0]
         if name in COMMANDS or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        inner = [f"{group} {name}" for group in GROUPS if self._has(ctx, group, name)]
+        # That takes the import of every command; whoever mistypes has the time.
+        inner = [f"{group} {name}" for group in COMMANDS if self._has(ctx, group, name)]
         meant = inner or difflib.get_close_matches(name, COMMANDS, n=3)
         raise click.UsageError(f"No such command {name!r}.{_did_you_mean(meant)}", ctx)
 
