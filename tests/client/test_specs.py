@@ -425,3 +425,35 @@ def test_a_label_that_cannot_be_sent_names_file_and_field(
     assert str(caught.value).startswith(f"{path}: ")
     assert told in str(caught.value)
     str(caught.value).encode()  # can be shown
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("entry: agent.py:A\nparams: {a: !!timestamp x}\n", "a tag (`!!…`) stands at a value"),
+        ("entry: agent.py:A\nparams: {a: !!bool x}\n", "a tag (`!!…`) stands at a value"),
+        ("entry: agent.py:A\nparams: {a: !!int ''}\n", "a tag (`!!…`) stands at a value"),
+        ("entry: agent.py:A\nparams: &p {a: *p}\n", "an alias in it holds itself"),
+        ("entry: agent.py:A\ncode: ['**.py']\n", "'**.py' is no pattern"),
+        (f"entry: agent.py:A\ncode: ['{'z' * 5000}.py']\n", "is no pattern: File name too long"),
+        (f"entry: {'q' * 5000}.py:A\n", "does not exist in"),
+        (f"entry: agent.py:A\ntools: [{{ref: {'r' * 5000}}}]\n", "does not exist: name the tool"),
+    ],
+)
+def test_what_libraries_and_file_systems_refuse_is_said(folder: Path, text: str, told: str) -> None:
+    assert told in refusal(folder, "bad.yaml", text)
+
+
+def test_session_files_with_names_that_no_file_system_takes(folder: Path) -> None:
+    session = (folder / "session.yaml").read_text()
+    for named in ("agent_spec.yaml", "reward.py"):
+        told = refusal(folder, "bad.yaml", session.replace(named, "n" * 5000 + ".py"), "session")
+        assert "does not exist" in told
+
+
+def test_aliases_that_stand_for_more_than_memory_holds_are_refused_at_once(folder: Path) -> None:
+    lines = ["  a: &a [x, x, x, x, x, x, x, x, x, x]"]
+    for name, before in zip("bcdefghij", "abcdefghi", strict=True):
+        lines.append(f"  {name}: &{name} [{', '.join([f'*{before}'] * 10)}]")
+    text = "entry: agent.py:A\nparams:\n" + "\n".join(lines) + "\n"
+    assert "once its aliases (`*name`) are written out" in refusal(folder, "bomb.yaml", text)

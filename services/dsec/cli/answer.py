@@ -82,6 +82,9 @@ def _sentence(error: BaseException) -> str | None:
     if isinstance(error, SQLAlchemyError | ConnectionError | TimeoutError):
         detail = str(getattr(error, "orig", None) or error) or type(error).__name__
         return f"the log cannot be read ({detail.splitlines()[0]}): {_database_advice()}"
+    if isinstance(error, OSError) and error.strerror:
+        # A file or stream of the user's: a full disk, a folder without rights, an impossible name.
+        return ": ".join([*([str(error.filename)[:256]] if error.filename else []), error.strerror])
     return None
 
 

@@ -32,7 +32,7 @@ def collect(directory: Path, patterns: list[str], where: str) -> dict[str, bytes
     looked_at = 0
     for pattern in patterns:
         _check_pattern(pattern, where)
-        for path in sorted(directory.glob(pattern)):
+        for path in _matching(directory, pattern, where):
             looked_at += 1
             if looked_at > FILES_LOOKED_AT_MAX:
                 raise SpecFileError(f"{where}: {pattern!r} matches too many files: narrow it")
@@ -50,6 +50,17 @@ def collect(directory: Path, patterns: list[str], where: str) -> dict[str, bytes
                     f"{where}: more than {SPEC_FILES_MAX} files match; name those that are needed"
                 )
     return found
+
+
+def _matching(directory: Path, pattern: str, where: str) -> list[Path]:
+    try:
+        return sorted(directory.glob(pattern))
+    except (OSError, ValueError) as error:  # `**.py`, or a name that no file system takes
+        raise SpecFileError(f"{where}: {pattern[:64]!r} is no pattern: {_why(error)}") from error
+
+
+def _why(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _check_pattern(pattern: str, where: str) -> None:

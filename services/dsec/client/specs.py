@@ -16,7 +16,7 @@ from typing import Any
 from dsec.client.document_kinds import SESSION_KEYS, kind_of, of_kind
 from dsec.client.reward_file import read_reward
 from dsec.client.sealing import SealedSpec, read_file, seal_document, validated
-from dsec.client.yaml_file import SpecFileError, read_documents
+from dsec.client.yaml_file import SpecFileError, is_there, read_documents
 from dsec.session.documents import DOCUMENTS, SessionDocument
 
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -118,7 +118,7 @@ def _referred(
     path = folder / named
     if kind in inline and path.name == Path(where).name:
         return inline[kind]
-    if not path.exists():
+    if not is_there(path):
         raise SpecFileError(
             f"{where}: {kind}: {path} does not exist: name a file relative to {where}, or the "
             "hash of a registered spec"

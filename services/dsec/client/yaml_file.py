@@ -13,6 +13,9 @@ from typing import Any
 import yaml
 
 FILE_BYTES_MAX = 1 << 20
+VALUES_MAX = 1_000_000
+"""Of a file, each alias counted as all that it stands for: a file of a few hundred bytes can stand
+for more than any memory holds, and whoever walks it would."""
 
 
 class SpecFileError(ValueError):
@@ -41,6 +44,14 @@ _Loader.add_implicit_resolver(
 )
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is a file or folder. There is none of a name that no file system takes."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def read_documents(path: Path) -> list[dict[str, Any]]:
     """The documents of a YAML file, each a mapping.
 
@@ -52,7 +63,7 @@ def read_documents(path: Path) -> list[dict[str, Any]]:
             f"{path} is Python: give the YAML file that names it; `dsec init DIR` writes a "
             "working set"
         )
-    if path.is_dir():
+    if is_there(path) and path.is_dir():
         raise SpecFileError(
             f"{path} is a folder: name a file in it, such as {path / 'session.yaml'}"
         )
@@ -75,9 +86,47 @@ def read_documents(path: Path) -> list[dict[str, Any]]:
         raise SpecFileError(f"{path}, line {line}: {error.problem or error.context}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SpecFileError(f"{path} is no YAML: {error}") from error
+    except (AttributeError, LookupError) as error:
+        # What the library's own constructors raise where a tag is given to what does not fit it.
+        raise SpecFileError(
+            f"{path} is no YAML: a tag (`!!…`) stands at a value that it is not for"
+        ) from error
     for document in found:
         if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
             raise SpecFileError(f"{path}: a document must be a mapping of keys to values")
+    _check_size(found, path)
     if not found:
         raise SpecFileError(f"{path} is empty: `dsec init DIR` writes a working set to start from")
     return found
+
+
+def _check_size(documents: list[dict[str, Any]], path: Path) -> None:
+    """Refuse what aliases make endless, or larger than `VALUES_MAX`."""
+    sizes: dict[int, int] = {}
+    try:
+        size = sum(_values(document, sizes) for document in documents)
+    except RecursionError:
+        raise SpecFileError(
+            f"{path} is nested too deeply, or an alias in it holds itself"
+        ) from None
+    if size > VALUES_MAX:
+        raise SpecFileError(
+            f"{path} stands for over {VALUES_MAX} values once its aliases (`*name`) are written out"
+        )
+
+
+def _values(value: Any, sizes: dict[int, int]) -> int:
+    """How many values there are in one. Each list and mapping is walked once.
+
+    Raises:
+        RecursionError: it holds itself, or is too deep.
+    """
+    if isinstance(value, dict):
+        parts = [*value, *value.values()]
+    elif isinstance(value, (list, tuple, set)):
+        parts = list(value)
+    else:
+        return 1
+    if (known := sizes.get(id(value))) is None:
+        known = sizes[id(value)] = 1 + sum(_values(part, sizes) for part in parts)
+    return known
