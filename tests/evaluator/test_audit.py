@@ -14,7 +14,7 @@ from dsec.evaluator.audit import Audit, UnknownCall, audit
 from dsec.evaluator.handlers import sanity_fact
 from dsec.session.log_row import LogRow
 from dsec_contracts.canonical import encode
-from dsec_contracts.evaluation import UNKNOWN_CALLS_MAX
+from dsec_contracts.evaluation import UNKNOWN_CALLS_MAX, PolicySanityFact
 
 SESSION = UUID("01a22b73-29d2-725d-8e5a-7d7fb9de0398")
 
@@ -108,6 +108,16 @@ def test_rewards_beyond_0_to_1_have_no_calibration_and_constant_ones_no_correlat
     found = audit(5, [*rows, *(reward(n, 7.0) for n in range(5))])
     assert found.calibration_error is None
     assert found.correlation is None
+
+
+def test_rewards_of_any_size_have_their_correlation_or_none() -> None:
+    for size, expected in ((1.0, -0.866025), (1e150, -0.866025), (1e200, None)):
+        found = Audit()
+        for confidence, value in ((0.1, size), (0.9, -size), (0.5, size)):
+            found.rewarded(confidence, value)
+        assert found.correlation == (None if expected is None else pytest.approx(expected)), size
+        fact = sanity_fact(SESSION, "0" * 64, found)
+        assert PolicySanityFact.model_validate_json(fact.model_dump_json()) == fact
 
 
 def test_a_revised_reward_changes_nothing() -> None:

@@ -137,21 +137,25 @@ class Audit:
 
     @property
     def correlation(self) -> float | None:
-        """Pearson's, of confidence and reward over steps. None where one of them is constant."""
+        """Pearson's, of confidence and reward over steps. None where one of them is constant, or
+        rewards are so large that their squares cannot be added up."""
         n = sum(self.confident)
         if n < 2:
             return None
         x, y = sum(self.confidence_sum), sum(self.reward_sum)
         spread_x = n * self.confidence_square_sum - x * x
         spread_y = n * self.reward_square_sum - y * y
+        if not math.isfinite(spread_y):
+            return None
         # What rounding leaves of a constant is no spread.
         least = 1e-12 * n
         if spread_x <= least * self.confidence_square_sum or (
             spread_y <= least * self.reward_square_sum
         ):
             return None
-        both = (n * self.product_sum - x * y) / math.sqrt(spread_x * spread_y)
-        return max(-1.0, min(1.0, both))
+        # Of each root first: the product of both may be out of range where neither is.
+        both = (n * self.product_sum - x * y) / (math.sqrt(spread_x) * math.sqrt(spread_y))
+        return max(-1.0, min(1.0, both)) if math.isfinite(both) else None
 
 
 def audit(steps: int, rows: Iterable[Row]) -> Audit:
