@@ -34,12 +34,27 @@ def event(value: Any) -> bytes:
     return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
-def piece(text: str, reason: str | None = None, **more: Any) -> bytes:
+def piece(text: Any, reason: str | None = None, **more: Any) -> bytes:
     delta = {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": reason}
     return event({"model": "m", "choices": [delta]} | more)
 
 
+def calling(call_id: str | None, name: str | None, arguments: str, index: int | None = 0) -> bytes:
+    """A piece of a tool call; without an index where that is None."""
+    call: dict[str, Any] = {"id": call_id, "function": {"name": name, "arguments": arguments}}
+    call |= {} if index is None else {"index": index}
+    return event({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
+
+
 DONE = b"data: [DONE]\n\n"
+
+
+def deep(levels: int) -> dict[str, Any]:
+    """A choice that holds so many lists, one in the other."""
+    value: dict[str, Any] = {"index": 0}
+    for _ in range(levels):
+        value = {"index": 0, "a": [value]}
+    return value
 
 
 def _open_after(data: bytes) -> Callable[[socket.socket, bytes], None]:
@@ -83,6 +98,14 @@ MODELS = {
         + event({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0}]}}]})
         + DONE
     ),
+    "two-calls-of-one-index": saying(
+        STREAM + calling("a", "look", '{"a": 1}') + calling("b", "buy", '{"b": 1}') + DONE
+    ),
+    "a-call-of-no-index": saying(
+        STREAM + calling("a", "look", '{"a"', index=None) + calling(None, None, ": 1}", None) + DONE
+    ),
+    "text-then-list": saying(STREAM + piece("a") + piece(["b"]) + DONE),
+    "deep": saying(STREAM + event({"choices": [deep(450)]}) + DONE),
     "only-usage": saying(STREAM + event({"usage": {"total_tokens": 1}}) + DONE),
     "empty": saying(STREAM),
     "whole-in-a-stream": saying(STREAM + b'{"choices": []}'),
@@ -141,6 +164,10 @@ def asked(url: str, model: str) -> Outcome:
         ("delta-text", "result_invalid"),
         ("index-text", "result_invalid"),
         ("grows-strange", "result_invalid"),
+        ("two-calls-of-one-index", "result_invalid"),
+        ("a-call-of-no-index", "result_invalid"),
+        ("text-then-list", "result_invalid"),
+        ("deep", "result_invalid"),
         ("only-usage", "result_invalid"),
         ("empty", "http_broken"),
         ("whole-in-a-stream", "http_broken"),

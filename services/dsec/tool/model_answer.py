@@ -37,7 +37,10 @@ async def folded(pieces: AsyncIterable[Any]) -> dict[str, Any]:
             fail("model_error", str(error), retryable=True)
         for name, value in piece.items():
             if name == "choices" and isinstance(value, list):
-                whole["choices"] = _by_index(whole.get("choices", []), value)
+                try:
+                    whole["choices"] = _by_index(whole.get("choices", []), value)
+                except RecursionError:
+                    fail("result_invalid", "a piece of the stream is nested too deeply")
             elif value is not None or name not in whole:
                 whole[name] = value
     choices = whole.get("choices")
@@ -59,8 +62,22 @@ def _by_index(kept: Any, pieces: list[Any]) -> list[dict[str, Any]]:
             fail("result_invalid", f"the stream skips to index {index!r}")
         if index == len(kept):
             kept.append({})
+        elif _begins_another(kept[index], piece):
+            fail("result_invalid", f"the stream has two tool calls of one index, {index}")
         _add(kept[index], piece)
     return kept
+
+
+def _name_of(call: dict[str, Any]) -> Any:
+    function = call.get("function")
+    return function.get("name") if isinstance(function, dict) else None
+
+
+def _begins_another(kept: dict[str, Any], piece: dict[str, Any]) -> bool:
+    """Whether a piece is of another tool call than what was kept: added up they would be one that
+    nobody asked for."""
+    ids = kept.get("id"), piece.get("id")
+    return bool(all(ids) and ids[0] != ids[1] and _name_of(kept) and _name_of(piece))
 
 
 def _add(kept: dict[str, Any], piece: dict[str, Any]) -> None:
@@ -76,8 +93,13 @@ def _add(kept: dict[str, Any], piece: dict[str, Any]) -> None:
         elif isinstance(before, list) and isinstance(value, list):
             if any(isinstance(one, dict) and "index" in one for one in value):
                 _by_index(before, value)
-            else:
-                before.extend(value)
+                continue
+            if name == "tool_calls" and any(isinstance(o, dict) and not _name_of(o) for o in value):
+                fail("result_invalid", "a piece of a tool call says neither its index nor its name")
+            before.extend(value)
+        elif before and isinstance(before, (str, list, dict)) and name not in _WHOLE:
+            told = f"{type(before).__name__} and then as {type(value).__name__}"
+            fail("result_invalid", f"the stream gives {name[:64]} first as {told}")
         else:
             kept[name] = value
 
