@@ -23,7 +23,6 @@ from dsec.platform.stack.ports import free_port
 from dsec.platform.stack.postgres import PostgresOptions, prepare_postgres
 from dsec.platform.stack.process import ChildProcess
 from dsec.recorder import effects, intake
-from dsec.recorder.counters import Counters
 from dsec.recorder.trim import Trimmer
 from dsec.recorder.writer import Floor
 from dsec_contracts import SYSTEM_SESSION, Envelope, SpecRegistered, WorkerHeartbeat
@@ -462,7 +461,7 @@ async def test_nothing_is_trimmed_of_a_stream_that_the_log_does_not_have(
                 " values (1, %s, %s, %s)",
                 (created, last, known),
             )
-            trimmer = Trimmer(rig.bus, settings, utc_now, 1, Counters(), last)
+            trimmer = Trimmer(rig.bus, settings, utc_now, 1, last)
             with pytest.raises(effects.StreamSetBack):
                 await trimmer.trim(connection)
     assert (await rig.bus.stream_state()).messages == 3

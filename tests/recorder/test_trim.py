@@ -10,7 +10,6 @@ import pytest
 
 from dsec.platform.bus import ConsumerState, StreamState
 from dsec.platform.roles import ROLES
-from dsec.recorder.counters import Counters
 from dsec.recorder.settings import RecorderSettings
 from dsec.recorder.trim import TRIMMED, Trimmer, horizon
 
@@ -134,7 +133,7 @@ async def test_young_messages_stay(make: Any) -> None:
     """A worker to come may still need them, though every consumer there is has them."""
     time = make.now
     unused: Any = None
-    trimmer = Trimmer(unused, RecorderSettings(trim_keep_s=100), lambda: time, 1, Counters(), 0)
+    trimmer = Trimmer(unused, RecorderSettings(trim_keep_s=100), lambda: time, 1, 0)
     assert trimmer.old_enough(10) == 0
     time += timedelta(seconds=60)
     assert trimmer.old_enough(20) == 0

@@ -22,8 +22,6 @@ class Counters:
     parked: int = 0
     lag_s: float | None = None
     """From the stream to the commit, of the last message committed."""
-    consumers_not_waited_for: int = 0
-    """Of the last round of trimming."""
 
     def tell(self, telemetry: Telemetry) -> None:
         """Have telemetry read them."""

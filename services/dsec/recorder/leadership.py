@@ -121,9 +121,7 @@ class Recorder:
         url = self.settings.database_url
         async with await self.open_beside(url, "dsec-recorder-beside") as beside:
             feed = await Feed.open(self.bus, floor, self.settings)
-            trimmer = Trimmer(
-                self.bus, self.settings, self.now, floor.epoch, self.counters, floor.sequence
-            )
+            trimmer = Trimmer(self.bus, self.settings, self.now, floor.epoch, floor.sequence)
             tasks = [
                 asyncio.create_task(live.write_for_ever(beside)),
                 asyncio.create_task(trimmer.trim_for_ever(beside)),

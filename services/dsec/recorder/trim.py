@@ -22,7 +22,6 @@ import psycopg
 from dsec.platform.bus import Bus, ConsumerState, StreamState
 from dsec.platform.cancellation import cancelled
 from dsec.platform.roles import ROLES
-from dsec.recorder.counters import Counters
 from dsec.recorder.effects import StreamSetBack, check_floor
 from dsec.recorder.settings import RecorderSettings
 from dsec.recorder.writer import Floor
@@ -95,7 +94,6 @@ class Trimmer:
     settings: RecorderSettings
     now: Callable[[], datetime]
     epoch: int
-    counters: Counters
     committed: int
     _ends: deque[tuple[datetime, int]] = field(default_factory=deque)
     _trimmed: int = 0
@@ -123,7 +121,6 @@ class Trimmer:
         found = horizon(
             stream, await self.bus.consumers(), committed, self.settings.trim_hold_bytes_max
         )
-        self.counters.consumers_not_waited_for = len(found.not_waited_for)
         for name in found.not_waited_for:
             log.warning(
                 "consumer %s holds back more than %d bytes of the stream; not waited for, "
