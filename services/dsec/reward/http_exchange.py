@@ -9,13 +9,13 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final, Literal
 from urllib.parse import quote, urlencode
 
 import aiohttp
 from yarl import URL
 
+from dsec.platform.clock import utc_now
 from dsec.platform.http_client import retry_after_s
 from dsec.platform.secrets import hidden, hidden_text
 from dsec.reward.services import Request, Response
@@ -112,7 +112,7 @@ async def exchange(client: Client, request: Request, key: str, attempt_s: float)
         if name in answer.headers
     }
     response = Response(answer.status, kept, hidden(body, client.secrets))
-    wait_s = retry_after_s(answer.headers.get("retry-after"), _now())
+    wait_s = retry_after_s(answer.headers.get("retry-after"), utc_now())
     return Exchange(response, wait_s or 0.0)
 
 
@@ -167,7 +167,3 @@ async def _body(answer: aiohttp.ClientResponse) -> bytes:
         if len(body) > RESPONSE_BYTES_MAX:
             raise ServiceFailed("service_invalid", f"over {RESPONSE_BYTES_MAX} bytes came")
     return body
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

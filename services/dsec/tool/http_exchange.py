@@ -12,12 +12,12 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 import aiohttp
 from yarl import URL
 
+from dsec.platform.clock import utc_now
 from dsec.platform.http_client import open_session, retry_after_s
 from dsec.platform.secrets import HeaderUnfit, filled_headers
 from dsec.session.tool_document import ToolDocument
@@ -89,7 +89,7 @@ async def _refuse(answer: aiohttp.ClientResponse) -> NoReturn:
             while len(body) < ERROR_BODY_BYTES_MAX and (part := await answer.content.readany()):
                 body += part
     start = bytes(body[:ERROR_BODY_BYTES_MAX]).decode("utf-8", "replace")
-    wait_s = retry_after_s(answer.headers.get("retry-after"), datetime.now(UTC))
+    wait_s = retry_after_s(answer.headers.get("retry-after"), utc_now())
     why = f"HTTP {answer.status}: {start}"
     raise Refused(Failure("http_status", why, answer.status in RETRYABLE, wait_s))
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from datetime import UTC, datetime
 
 import httpx2
 from mcp.client._transport import TransportStreams
 from mcp.client.streamable_http import streamable_http_client
 
+from dsec.platform.clock import utc_now
 from dsec.platform.http_client import retry_after_s
 from dsec.tool.frames import Failure
 from dsec.tool.http_exchange import RETRYABLE
@@ -73,7 +73,7 @@ async def http_of(
             heard.refusal = Failure("mcp_broken", why)
             raise httpx2.DecodingError(why)
         if (status := response.status_code) in RETRYABLE:
-            rest_s = retry_after_s(response.headers.get("retry-after"), datetime.now(UTC))
+            rest_s = retry_after_s(response.headers.get("retry-after"), utc_now())
             heard.refusal = Failure("http_status", f"HTTP {status}", True, rest_s)
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _Bounded(response.stream, bytes_max, heard)
