@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import pytest
 from tests.reward.conftest import Rig, facts, session, spec_of, step_fact
 
 from dsec.platform.user_limits import UserLimits
-from dsec.reward.frames import Failure, Task
+from dsec.reward import turns
+from dsec.reward.frames import Failure, Outcome, Task
 from dsec.reward.isolation import Isolation
 from dsec.reward.recheck import ROWS_BEFORE, Recheck
 from dsec.reward.state import VALUE_BYTES_MAX, changed, snapshot
@@ -65,6 +67,30 @@ async def test_state_that_changes_a_reward_is_named(spec: tuple[str, bytes], tol
     assert failure is not None
     assert (failure.code, failure.fatal) == ("reward_stateful", True)
     assert told in failure.message
+
+
+class Weighed(Isolation):
+    """Notes how many rows are scored at a time."""
+
+    turns: ClassVar[list[int]] = []
+
+    async def score(self, tasks: Sequence[Task], contents: Mapping[str, bytes]) -> list[Outcome]:
+        self.turns.append(len(tasks))
+        return await super().score(tasks, contents)
+
+
+async def test_what_is_scored_again_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whole episodes, a few are more than a request may have."""
+    tasks = tasks_of(SOUND)
+    monkeypatch.setattr(turns, "TURN_BYTES_MAX", len(tasks[0].fact) + 1)
+    recheck = Recheck(lambda: Weighed(30, LIMITS, watches_state=True), lambda: 0.0, 60)
+    main = Isolation(30, LIMITS)
+    try:
+        outcomes = await main.score(tasks, dict([SOUND]))
+        assert await recheck.differs(tasks, outcomes, dict([SOUND])) is None
+    finally:
+        await main.close()
+    assert Weighed.turns == [2]
 
 
 async def test_a_cache_that_changes_no_reward_is_no_fault() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dsec.platform.bounded import Bounded
 from dsec.reward.frames import Failure, Needs, Outcome, Task
 from dsec.reward.isolation import Isolation, ScoringUnavailable, Untried
+from dsec.reward.turns import rows_of_turn
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Recheck:
     ) -> Failure | None:
         """Score rows of one spec again, the last ones first. A failure: they came out otherwise."""
         sample = list(zip(tasks, outcomes, strict=True))[-SAMPLE_ROWS_MAX:][::-1]
+        sample = sample[: rows_of_turn([task for task, _ in sample])]
         again = [task for task, _ in sample]
         async with self._turn:
             process = self._fresh()
