@@ -21,7 +21,7 @@ from tests.simulation.simulate import Result, simulate
 SEEDS = 400
 SECONDS_MAX = 10.0
 """No more seeds are begun after this; `just simulate` has more time."""
-SEEDS_MIN = 25
+SEEDS_MIN = 15
 GUARD_SEEDS_MAX = 200
 ROOT = Path(__file__).parents[2]
 
