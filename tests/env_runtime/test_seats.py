@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from tests.env_runtime.conftest import AGENT, REWARD_SPEC, Code, World, code_of, request_of
 
+from dsec.client.client import Client
+from dsec.client.verification import verify_sessions
 from dsec.env_runtime import library
 from dsec.env_runtime.library import Library, Tail
 from dsec.env_runtime.running import RunningSlot
@@ -19,10 +21,16 @@ from dsec.platform import virtual
 from dsec.platform.log import LogReader, SpecContent
 from dsec.platform.objects import ObjectStore
 from dsec.platform.stack.ports import free_port
-from dsec.session.documents import RewardDocument, seal
+from dsec.session.documents import RewardDocument, seal, unseal
 from dsec.session.program import load_program
-from dsec_contracts import SessionEnded, SessionStarted, SpecRegistered
-from dsec_contracts.spec import SpecFact
+from dsec_contracts import (
+    PolicyPublished,
+    SessionEnded,
+    SessionRequested,
+    SessionStarted,
+    SpecRegistered,
+)
+from dsec_contracts.spec import PolicyFact, SpecFact
 
 ORIGINAL_TIME = time.time
 
@@ -91,6 +99,51 @@ async def test_code_that_does_not_load_ends_with_its_code(world: World) -> None:
     ended = await world.ended(request.session_id)
     assert (ended.fact.status, ended.fact.code) == ("failed", "agent_load_failed")
     assert "no_such_module_anywhere" in ended.circumstance.message
+
+
+@pytest.mark.parametrize("path", ["/etc/agent.py", "../agent.py", "x/../agent.py", "a\0.py"])
+@pytest.mark.parametrize("kind", ["agent", "env"])
+async def test_a_spec_whose_files_have_impossible_names_ends_its_session_and_not_the_worker(
+    world: World, kind: str, path: str
+) -> None:
+    world.record()
+    world.answering = True
+    await world.worker()
+    neighbour = await world.run_session(max_steps=200)
+    good = code_of()
+    document, files = unseal(good.agent[1] if kind == "agent" else good.env[1], kind)
+    bad = seal(kind, document, files | {path: b""})
+    request = await world.run_session(good._replace(**{kind: bad}))
+    ended = await world.ended(request.session_id)
+    assert (ended.fact.status, ended.fact.code) == ("failed", f"{kind}_load_failed")
+    assert "not a relative path" in ended.circumstance.message
+    assert (await world.ended(neighbour.session_id)).fact.code == "max_steps"
+
+
+async def test_weights_that_cannot_be_decoded_end_their_session_and_not_the_worker(
+    world: World, object_store_url: str
+) -> None:
+    world.record()
+    world.answering = True
+    await world.worker(object_store_url=object_store_url)
+    blob = ObjectStore(object_store_url).put(b"\xff what another language wrote")
+    fact = PolicyFact(name="p", version="1", content_hash=blob, blob=blob, size_bytes=1)
+    await world.publish(PolicyPublished(fact=fact), "p-1")
+    request = await world.run_session(policy="p@1")
+    named = request.session_id
+    await world.publish(SessionRequested(fact=request), named, session_id=named)
+    ended = await world.ended(request.session_id)
+    assert (ended.fact.status, ended.fact.code) == ("failed", "policy_invalid")
+    assert "policy p@1 is not canonical" in ended.circumstance.message
+    async with Client(
+        nats_url=world.url, database_url=world.database_url, object_store_url=object_store_url
+    ) as client:
+        reader = await client.log()
+        await reader.wait_floor((await world.bus.stream_state()).last_sequence, 10)
+        [verdict] = await verify_sessions(client, [named])
+    assert verdict["ok"], verdict
+    neighbour = await world.run_session()
+    assert (await world.ended(neighbour.session_id)).fact.code == "max_steps"
 
 
 async def test_the_end_of_code_that_loads_no_longer_closes_the_log_of_earlier_attempts(

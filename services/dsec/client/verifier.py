@@ -35,6 +35,7 @@ from dsec.session.program import Program, ProgramError, load_program, session_co
 from dsec_contracts import SYSTEM_SESSION, keys
 from dsec_contracts.canonical import decode
 
+POLICY_NOT_FOUND = "policy_not_found"
 POLICIES_MAX = 16
 """Weights kept in memory; the oldest go first."""
 
@@ -59,10 +60,11 @@ class Verifier:
             return unverified(session_id, "the log has no such session")
         try:
             program = await self._program(request.agent_spec, request.env_spec)
+            policy_state = await self._policy(request.policy)
         except ProgramError as error:
             return verdict_json(session_id, _unloadable(rows, error), end_of(rows))
         except Absent as absent:
-            if (end_of(rows) or {}).get("code") != absent.code:
+            if (end_of(rows) or {}).get("code") not in (absent.code, POLICY_NOT_FOUND):
                 raise
             # What it ended for is so still.
             return verdict_json(session_id, Verdict(0, None, None, 0, True), end_of(rows))
@@ -70,7 +72,7 @@ class Verifier:
         config = session_config(
             request,
             program,
-            policy_state=await self._policy(request.policy),
+            policy_state=policy_state,
             reward_per_episode=scorer.per_episode,
         )
         verdict = verify(
@@ -112,16 +114,26 @@ class Verifier:
         return await registered_content(self._objects, spec, what)
 
     async def _policy(self, policy: str | None) -> Any:
+        """The state of a policy.
+
+        Raises:
+            ProgramError: the log does not have it, or it cannot be decoded.
+            Absent: its blob is not there.
+            ObjectStoreError: its blob is damaged, or the store is away.
+        """
         if policy is None:
             return None
         if policy not in self._weights:
             name, _, version = policy.partition("@")
             row = await self._log.row(SYSTEM_SESSION, keys.policy(name, version))
             if row is None:
-                raise LookupError(f"the log has no policy {policy}")
+                raise ProgramError(POLICY_NOT_FOUND, "policy", f"the log has no policy {policy}")
             blob = decode(row.fact)["blob"]
             self._weights.remember(policy, blob_content(self._objects, blob, f"policy {policy}"))
-        return decode(self._weights[policy])
+        try:
+            return decode(self._weights[policy])
+        except ValueError as error:
+            raise ProgramError("policy_invalid", "policy", f"{policy}: {error}") from error
 
 
 class _Guarded(Scorer):

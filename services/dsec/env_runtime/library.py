@@ -201,7 +201,11 @@ class Library:
         return blob_content(self._objects, blob, "the result of a tool")
 
     async def policy(self, version: str, tail: Tail) -> Any:
-        """The state of a pinned policy, `name@version`, decoded anew for each session."""
+        """The state of a pinned policy, `name@version`, decoded anew for each session.
+
+        Raises:
+            StartFailed: it is absent, or cannot be decoded.
+        """
         if version not in self._policies:
             async with self._one_looks(version):
                 if version not in self._policies:
@@ -221,4 +225,8 @@ class Library:
                 raise StartFailed("policy_not_found", f"policy {version} is not in the log")
             blob, what = decode(row.fact)["blob"], f"policy {version}"
             content = await asyncio.to_thread(blob_content, self._objects, blob, what)
+        try:
+            decode(content)
+        except ValueError as error:  # whoever published it wrote what they liked
+            raise StartFailed("policy_invalid", f"{what} is not canonical: {error}") from error
         self._policies.remember(version, content)

@@ -7,7 +7,7 @@ a code and the field of the spec that is at fault.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -74,10 +74,8 @@ def load_program(
         env, env_files = unseal(env_content, "env")
     except SpecError as error:
         raise ProgramError("spec_invalid", "env_spec", str(error)) from error
-    agent_code, env_code = (
-        CodeNamespace(agent_hash, agent_files),
-        CodeNamespace(env_hash, env_files),
-    )
+    agent_code = _code("agent_load_failed", "agent_spec.code", agent_hash, agent_files)
+    env_code = _code("env_load_failed", "env_spec.code", env_hash, env_files)
     try:
         agent_class = agent_code.load(agent.entry)
         with telling("entry", agent_code.name):  # a class may make its attributes when asked
@@ -101,6 +99,14 @@ def load_program(
         is_async,
         (agent_code, env_code),
     )
+
+
+def _code(code: str, field: str, spec_hash: str, files: Mapping[str, bytes]) -> CodeNamespace:
+    # Whoever registers a spec names its files, as they like.
+    try:
+        return CodeNamespace(spec_hash, files)
+    except CodeError as error:
+        raise ProgramError(code, field, str(error)) from error
 
 
 def session_config(
