@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,28 @@ def test_whole_episodes_are_tried_at_several_lengths(tmp_path: Path) -> None:
     counting = "seen = []\n" + whole + "    seen.append(len(episode))\n    return len(seen)\n"
     with pytest.raises(SpecFileError, match=r"keeps state between calls: episode \d+ of"):
         check_reward(reward(tmp_path, counting), env)
+
+
+CHECKED_IN_ITS_OWN = """
+import pathlib, sys
+from dsec.client.check_reward import check_reward
+from dsec.client.specs import read_spec
+folder = pathlib.Path(sys.argv[1])
+reward = read_spec("reward", f"{folder}/r.py:score")
+env = read_spec("env", {"entry": "gymnasium:CartPole-v1", "code": []})
+print("checked", check_reward(reward, env))
+"""
+
+
+def test_a_copy_that_a_function_makes_does_not_go_on_behind_the_check(tmp_path: Path) -> None:
+    """It would request the sessions once more."""
+    (tmp_path / "r.py").write_text(
+        "import dsec, os, sys\n"
+        "if (pid := os.fork()) == 0: sys.exit(0)\nos.waitpid(pid, 0)\n"
+        "@dsec.reward()\ndef score(t, services):\n"
+        "    if pid := os.fork(): os.waitpid(pid, 0)\n"
+        "    return 1.0\n"
+    )
+    command = [sys.executable, "-c", CHECKED_IN_ITS_OWN, str(tmp_path)]
+    told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert told.stdout.split("\n") == [f"checked {REWARD_STEPS}", ""], told.stderr

@@ -173,6 +173,30 @@ async def test_a_function_that_goes_beyond_a_bound_fails_alone(body: str, code: 
         await functions.close()
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        # The copy comes back with a reward of its own, before the function does and after it.
+        "pid = os.fork()\n    time.sleep(0.2 if pid else 0)\n    return 1.0 if pid else 666.0",
+        "pid = os.fork()\n    time.sleep(0 if pid else 0.2)\n    return 1.0 if pid else 666.0",
+        # As it is usually ended; here that is caught, as user code may not end the process.
+        "if os.fork() == 0: sys.exit(0)\n    os.wait()\n    return 1.0",
+    ],
+)
+async def test_a_copy_that_a_function_makes_answers_for_nobody(body: str) -> None:
+    copies = spec_of(f"import os, sys, time\ndef score(t, services):\n    {body}\n")
+    good = spec_of("def score(t, services):\n    return float(t.step)\n")
+    functions = Isolation(20.0, LIMITS)
+    try:
+        for n in range(4):  # an answer too many would be the next question's
+            tasks = [Task(spec[0], step_fact(n), b"", b"") for spec in (copies, good)]
+            copied, scored = await functions.score(tasks, dict([copies, good]))
+            assert [type(one) for one in (copied, scored)] == [bytes, bytes]
+            assert [struct.unpack(">d", one[1:9])[0] for one in (copied, scored)] == [1.0, n]
+    finally:
+        await functions.close()
+
+
 async def test_what_functions_print_is_bounded_and_holds_no_secret(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

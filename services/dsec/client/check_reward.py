@@ -10,6 +10,7 @@ from __future__ import annotations
 from dsec.client.check import played
 from dsec.client.sealing import SealedSpec
 from dsec.client.yaml_file import SpecFileError
+from dsec.platform.copies import ending_copies
 from dsec.platform.interposition import interposition_of
 from dsec.reward.fact import ENV
 from dsec.reward.score import FunctionScorer, RewardError, Scorer, load_scorer
@@ -86,7 +87,8 @@ def _scored(
 ) -> tuple[list[bytes | None], list[str]]:
     """Each reward's bytes, None where there is none; and what changed meanwhile."""
     try:
-        scorer = load_scorer(reward.spec_hash, reward.content, interposition_of)
+        with ending_copies():
+            scorer = load_scorer(reward.spec_hash, reward.content, interposition_of)
     except RewardError as error:
         raise SpecFileError(f"reward {reward.name}: {error.message}") from error
     try:
@@ -101,7 +103,8 @@ def _scored(
 
 def _body(scorer: Scorer, one: EpisodeStep) -> bytes | None:
     try:
-        return scorer.score(*one).body()
+        with ending_copies():
+            return scorer.score(*one).body()
     except RewardError as error:
         # Failing at other steps in another order is state, too.
         return None if error.code == "service_unanswered" else encode(error.code)

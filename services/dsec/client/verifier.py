@@ -21,6 +21,7 @@ from dsec.client.told import last_line
 from dsec.client.verdicts import end_of, unverified, verdict_json
 from dsec.platform import virtual
 from dsec.platform.bounded import Bounded
+from dsec.platform.copies import ending_copies
 from dsec.platform.interposition import interposition_for, interposition_of
 from dsec.platform.log import LogReader
 from dsec.platform.objects import ObjectStore
@@ -148,7 +149,8 @@ class _Guarded(Scorer):
         self._scorer: Scorer | None = None
         self._refusal: RewardError | None = None
         try:
-            self._scorer = load()
+            with ending_copies():
+                self._scorer = load()
         except RewardError as error:
             self._refusal = error
         except BaseException as error:  # noqa: BLE001 - SystemExit too: it is user code's
@@ -167,7 +169,8 @@ class _Guarded(Scorer):
             assert self._refusal is not None
             raise self._refusal
         try:
-            return self._scorer.score(step_fact, observation, next_observation, responses)
+            with ending_copies():
+                return self._scorer.score(step_fact, observation, next_observation, responses)
         except Asks:
             raise
         except RewardError as error:

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import argparse
 import mmap
+import os
 import struct
 from typing import BinaryIO
 
 from dsec.platform import virtual
 from dsec.platform.child_pipes import bind, frame, own_pipes, read_body, write_frame
+from dsec.platform.copies import end_if_copy
 from dsec.platform.interposition import interposition_of
 from dsec.platform.user_limits import UserLimits
 from dsec.reward.frames import (
@@ -102,7 +104,7 @@ def serve(
     requests: BinaryIO, replies: BinaryIO, progress: mmap.mmap, *, watches_state: bool
 ) -> None:
     """Score what comes until the other side closes the pipe."""
-    scorers = Scorers(watches_state=watches_state)
+    scorers, own_pid = Scorers(watches_state=watches_state), os.getpid()
     write_frame(replies, frame(READY, FRAME_BYTES_MAX))
     while (body := read_body(requests)) is not None:
         drop, specs, tasks = read_request(body)
@@ -113,6 +115,7 @@ def serve(
         for n, task in enumerate(tasks):
             PROGRESS.pack_into(progress, 0, n)
             outcomes.append(scorers.score(task))
+            end_if_copy(own_pid)  # before it notes another row, or answers
         PROGRESS.pack_into(progress, 0, NO_ROW)
         write_frame(replies, frame(reply(outcomes, scorers.changed()), FRAME_BYTES_MAX))
 

@@ -23,6 +23,7 @@ from functools import partial
 from typing import BinaryIO
 
 from dsec.platform.child_pipes import bind, frame, own_pipes, read_body, write_frame
+from dsec.platform.copies import end_if_copy
 from dsec.platform.keeper import keep
 from dsec.platform.said import Said
 from dsec.platform.secrets import hidden, hidden_text, hidden_value
@@ -50,8 +51,7 @@ def serve(
         order = Order(*decode(body))
         threads = _threads()
         outcome = tool.call(order) if isinstance(tool, Tool) else tool
-        if os.getpid() != own_pid:
-            os._exit(0)  # a copy of this process that the tool has made, and that has come back
+        end_if_copy(own_pid)
         spent = isinstance(tool, Tool) and (
             tool.is_spent_by(outcome)
             or (tool.runs_user_code and (_threads() > threads or _started_others()))
