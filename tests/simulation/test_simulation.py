@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.simulation import programs
@@ -17,6 +18,8 @@ from tests.simulation.clock import VirtualLoop, virtual_clocks
 from tests.simulation.faults import undisturbed_plan
 from tests.simulation.guards import GUARDS, Guard
 from tests.simulation.simulate import Result, simulate
+
+from dsec.scheduler.handlers import Scheduler
 
 SEEDS = 400
 SECONDS_MAX = 10.0
@@ -79,10 +82,22 @@ def test_a_first_scheduler_whose_durable_comes_late_starts_anew() -> None:
     assert result.ok, explained(result)
 
 
-def test_a_request_in_the_log_is_not_judged_before_the_specs_in_the_same_batch() -> None:
-    """The batch waits for the log while the log's own requests are looked at."""
+def test_a_request_in_the_log_is_not_judged_before_the_specs_in_the_same_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The batch waits for the log while the log's own requests are looked at, up to the position:
+    that is before the batch as long as the state is."""
+    ask, positions = Scheduler._priors, list[bool]()
+
+    async def watched(scheduler: Scheduler, fresh: list[Any]) -> Any:
+        positions.extend(scheduler._position < message.sequence for message, _ in fresh)
+        return await ask(scheduler, fresh)
+
+    monkeypatch.setattr(Scheduler, "_priors", watched)
     result = simulate(808)
     assert result.ok, explained(result)
+    assert positions
+    assert all(positions)
 
 
 def test_a_replica_that_was_held_up_makes_no_call_that_another_has_made() -> None:
