@@ -176,7 +176,8 @@ class RescoredFact(Part):
     unscored: Annotated[list[Unscored], Field(max_length=UNSCORED_MAX)]
     unscored_total: Annotated[int, Field(ge=0), AfterValidator(check_ordinal)]
     code: str = ""
-    """Why nothing was scored at all: `not_ended`, `no_session`. Empty: it was."""
+    """Why nothing was scored at all: `not_ended`, `no_session`, `rewarded_by_step` (a function of
+    whole episodes, and steps within them have rewards). Empty: it was."""
 
 
 class RescoredCircumstance(Part):

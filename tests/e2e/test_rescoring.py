@@ -28,6 +28,10 @@ def picky(t, services):
     if t.step == 70:
         raise ValueError("not this one")
     return {"sum": float(t.step)}
+
+@dsec.reward(per="episode")
+def whole(episode, services):
+    return len(episode)
 """
 
 
@@ -77,6 +81,13 @@ async def test_sessions_are_scored_anew_and_the_old_batch_can_be_had_again(
         id=group.session_ids[0],
     )
     assert [row["revision"] for row in rows] == [1, 2]
+
+    # The rewards of steps would count beside those of their episodes.
+    before = told["mean_reward_total"]
+    told = await anew(f"{file}:whole", exit_code=1)
+    assert (told["scored"], set(told["refused"].values())) == (0, {"rewarded_by_step"})
+    assert "step 0 has a reward of its own" in told["first_failure"]
+    assert told["mean_reward_total"] == before
 
 
 @pytest.mark.long

@@ -105,3 +105,5 @@ def _print(told: dict[str, Any]) -> None:
         click.echo(str(told["first_failure"]).strip().splitlines()[-1])
     for session_id, code in told["refused"].items():
         click.echo(f"{session_id}: not scored, {code}")
+    if told["refused"] and not told["unscored"] and told["first_failure"]:
+        click.echo(told["first_failure"])

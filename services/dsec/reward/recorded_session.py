@@ -4,7 +4,7 @@ tick that brought them, or as the episodes they make."""
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dsec.reward.batch import Batch
@@ -32,6 +32,8 @@ class RecordedSession(NamedTuple):
     answers: dict[int, bytes]
     """By step: what services answered for its first reward, or before it was missing, as it is
     recorded."""
+    rewarded: frozenset[int]
+    """The steps that have a reward, of any revision."""
 
     @classmethod
     def of(cls, rows: Sequence[LogRow]) -> RecordedSession:
@@ -52,7 +54,22 @@ class RecordedSession(NamedTuple):
             any(row.kind == log_row.ENDED and ended_fact(row).status == COMPLETED for row in rows),
             [row for _, row in sorted(steps.items(), key=lambda entry: entry[0] or 0)],
             answers,
+            frozenset(
+                r.step for r in rows if r.kind == log_row.REWARD_SCORED and r.step is not None
+            ),
         )
+
+    def rewarded_within(self, episodes: Mapping[int, int]) -> int | None:
+        """The first step with a reward that is within an episode and does not close it: whoever
+        takes the newest reward of each step would add it to that of the whole.
+
+        Args:
+            episodes: as `episodes` gives them.
+        """
+        within = (
+            self.steps[n].step for last, first in episodes.items() for n in range(first, last)
+        )
+        return next((step for step in within if step in self.rewarded), None)
 
     def episodes(self) -> dict[int, int]:
         """By the index of the step that closes it, the index of each episode's first step."""

@@ -42,6 +42,10 @@ log = logging.getLogger(__name__)
 CONSUMER = "rescore"
 ROWS_A_TURN_MAX = 64
 """Rows that are scored at a time: live ticks have their turn between."""
+WITHIN = (
+    "which would count beside that of its episode: where steps were rewarded, have them scored "
+    "anew by a function of steps"
+)
 
 
 class Rescorer:
@@ -116,6 +120,10 @@ class Rescorer:
         """Score and publish portion by portion, then say what came of it."""
         scored, unscored, total, message = 0, list[Unscored](), 0, ""
         episodes = session.episodes() if spec.per_episode else None
+        if episodes and (step := session.rewarded_within(episodes)) is not None:
+            told = f"step {step} has a reward of its own, {WITHIN}"
+            await self._say(envelope, done, "rewarded_by_step", told)
+            return
         for part, which in enumerate(_portions(session, episodes)):
             batch = session.batch(done.reward_fn_hash, done.revision, which)
             tasks: list[Task | Failure] = []
