@@ -75,6 +75,22 @@ def test_every_command_has_help_and_json(name: str) -> None:
         assert "--json" in result.output
 
 
+@pytest.mark.parametrize("name", ["anchors", "services", "sessions", "specs", "tools"])
+def test_a_terminal_of_80_columns_cuts_no_help_of_a_group(name: str) -> None:
+    result = CliRunner().invoke(main, [name, "--help"], terminal_width=80)
+    assert result.exit_code == 0
+    assert "..." not in result.output.partition("Commands:")[2]
+
+
+def test_sessions_are_chosen_by_the_same_options_everywhere() -> None:
+    for command in (("run",), ("sessions", "list"), ("export",), ("rescore",)):
+        told = dsec(*command, "--help").output
+        assert "--group, --group-id ID" in told
+    for command in (("run", "x"), ("sessions", "list")):
+        told = dsec(*command, "--label", "half").output
+        assert "'half' is no label: write it as KEY=VALUE" in told
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -324,7 +340,7 @@ def test_python_and_folders_are_no_session_files(tmp_path: Path) -> None:
 def test_who_interrupts_hears_that_the_sessions_run_on() -> None:
     group = Group("g1", (keys_id(1), keys_id(2)))
     assert "The 2 requested sessions run on" in run_on([group])
-    assert "--group-id g1" in run_on([group])
+    assert "--group g1" in run_on([group])
     assert "Nothing may have been requested yet" in run_on([])
 
 

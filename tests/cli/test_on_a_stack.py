@@ -76,6 +76,20 @@ def test_sessions(stack: RunningStack, equal: list[str]) -> None:
     assert "reward:3.1" in stack.dsec("sessions", "events", equal[0]).stdout
 
 
+def test_sessions_are_listed_by_label_and_group(stack: RunningStack) -> None:
+    file = session_file(stack, "labelled")
+    labels = ("--label", "run=a", "--label", 'it\'s="1"')
+    told = stack.json("run", str(file), *labels, "--group", "labelled", "--follow")
+
+    def listed(*chosen: str) -> list[str]:
+        return [s["session_id"] for s in stack.json("sessions", "list", *chosen)]
+
+    assert listed(*labels) == listed("--group", "labelled") == told["session_ids"]
+    assert listed("--label", "run=a", "--label", "run2=a") == []
+    empty = stack.dsec("sessions", "list", "--label", "run=b").stdout
+    assert empty.startswith("No such sessions")
+
+
 def test_ids_may_be_cut_short_as_long_as_they_are_unique(
     stack: RunningStack, equal: list[str]
 ) -> None:

@@ -61,7 +61,7 @@ anchors.add_command(collect)
 @json_option
 @answers
 def list_(session: str | None, limit: int, as_json: bool) -> None:
-    """List anchors: those of a session in their order, or the newest of all."""
+    """List anchors, those of one session or the newest of all."""
     found = run_async(_find(session, limit))
     if as_json:
         say_json(found)
@@ -90,7 +90,10 @@ def list_(session: str | None, limit: int, as_json: bool) -> None:
 @json_option
 @answers
 def show(session: str, anchor: str, as_json: bool) -> None:
-    """Show one anchor of a session, named by its position or the head of its id."""
+    """Show one anchor of a session.
+
+    It is named by its position or by the head of its id.
+    """
     found = [one for one in run_async(_find(session, ANCHORS_MAX)) if _is_named(one, anchor)]
     if len(found) != 1:
         how = "no anchor is" if not found else f"{len(found)} anchors are"
@@ -107,7 +110,7 @@ def show(session: str, anchor: str, as_json: bool) -> None:
 @json_option
 @answers
 def check(session: str | None, limit: int, as_json: bool) -> None:
-    """Read the blobs of stored anchors and compare them with the hashes that the log has.
+    """Hold the blobs of stored anchors against the hashes in the log.
 
     Nothing is unpickled: that happens in workers alone. Exits other than 0 if a blob is missing or
     damaged.

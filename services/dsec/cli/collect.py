@@ -32,10 +32,11 @@ OLDER_THAN_DAYS = 7.0
 @json_option
 @answers
 def collect(days: float, dry_run: bool, force: bool, as_json: bool) -> None:
-    """Remove blobs that no row of the log names, of anchors and of everything else.
+    """Remove blobs that no row of the log names.
 
-    Those are blobs whose event was never published, and those of sessions that retention dropped.
-    What the log names stays, whoever names it; so does what is young.
+    Of anchors and of everything else: those are blobs whose event was never published, and those
+    of sessions that retention dropped. What the log names stays, whoever names it; so does what is
+    young.
     """
     found = run_async(_collect(time.time() - days * DAY_S, dry_run, force))
     if as_json:

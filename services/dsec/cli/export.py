@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -19,21 +18,12 @@ from dsec.cli.answer import (
     run_async,
     say_json,
 )
+from dsec.cli.choose import group_option, label_option, session_option
 from dsec.cli.find import find_session
 from dsec.client.client import Client
 from dsec.platform.log import Position
 
 FORMATS = ("parquet", "minari", "jsonl")
-
-
-def _pair(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, str]:
-    pairs = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise click.BadParameter(f"{text!r} is no label: write it as name=value")
-        pairs[name] = value
-    return pairs
 
 
 def _position(_: click.Context, __: click.Parameter, given: str | None) -> Position | None:
@@ -51,11 +41,9 @@ def _position(_: click.Context, __: click.Parameter, given: str | None) -> Posit
     required=True,
     help="The file to write; with minari the dataset's folder.",
 )
-@click.option("--group", "group_id", help="Only the sessions of this group.")
-@click.option("--session", "named", multiple=True, metavar="ID", help="Only this one; repeat it.")
-@click.option(
-    "--label", "labels", multiple=True, callback=_pair, metavar="K=V", help="Only with this label."
-)
+@group_option("Only the sessions of this group.")
+@session_option("Only this one; repeat it.")
+@label_option("Only with this label; repeat it.")
 @click.option("--wait", is_flag=True, help="Wait for sessions that are not over.")
 @click.option("--finished", is_flag=True, help="Leave out sessions that are not over.")
 @click.option(

@@ -36,7 +36,7 @@ def services() -> None:
 @json_option
 @answers
 def declare(file: Path, as_json: bool) -> None:
-    """Declare the services of FILE (services.yaml) for the whole installation."""
+    """Declare the services of a services.yaml, for all sessions."""
     wanted = read_services(file)
 
     async def work() -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ def list_(as_json: bool) -> None:
 @json_option
 @answers
 def status(as_json: bool) -> None:
-    """Show what is asked of each service now: budget, p95, mode, calls under way."""
+    """Show each service now: budget, p95, mode, calls under way."""
 
     async def work() -> list[dict[str, Any]]:
         async with Client(name="cli") as client:

@@ -19,6 +19,7 @@ from dsec.cli.answer import (
     run_async,
     say_json,
 )
+from dsec.cli.choose import group_option, session_option
 from dsec.cli.find import find_session
 from dsec.client.client import Client
 from dsec.client.rescoring import rescore as rescore_sessions
@@ -35,8 +36,8 @@ _HASH = re.compile(r"[0-9a-f]{64}")
     metavar="SOURCE",
     help="FILE.py:FUNCTION, a YAML file, `env`, or the hash of a registered spec.",
 )
-@click.option("--group", "group_id", help="The sessions of this group.")
-@click.option("--session", "named", multiple=True, metavar="ID", help="This one; repeat it.")
+@group_option("The sessions of this group.")
+@session_option("This one; repeat it.")
 @json_option
 @answers
 def rescore(reward: str, group_id: str | None, named: tuple[str, ...], as_json: bool) -> None:

@@ -10,6 +10,7 @@ from uuid import UUID
 import click
 
 from dsec.cli.answer import answers, err, exit_with, json_option, progress, run_async, say_json
+from dsec.cli.choose import group_option, label_option
 from dsec.cli.failures import failure_lines, missing_lines
 from dsec.cli.tables import print_summaries
 from dsec.client.client import Client, Group
@@ -34,8 +35,8 @@ from dsec.platform.log import LogUnavailable
 )
 @click.option("--seed", type=click.IntRange(0), help="In place of the file's.")
 @click.option("--policy", metavar="NAME@VERSION", help="Weights to pin the sessions to.")
-@click.option("--group-id", help="In place of the file's.")
-@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Added to the file's.")
+@group_option("In place of the file's.")
+@label_option("Added to the file's; repeat it.")
 @click.option(
     "--traceparent",
     envvar="TRACEPARENT",
@@ -46,11 +47,8 @@ from dsec.platform.log import LogUnavailable
 @click.option("--no-check", is_flag=True, help="Do not try the environment out first.")
 @json_option
 @answers
-def run(
-    file: Path, labels: tuple[str, ...], follow: bool, no_check: bool, as_json: bool, **how: Any
-) -> None:
+def run(file: Path, follow: bool, no_check: bool, as_json: bool, **how: Any) -> None:
     """Request the sessions of a session.yaml."""
-    how["labels"] = dict(_label(text) for text in labels)
     how["check"] = not no_check
     requested: list[Group] = []
     try:
@@ -79,7 +77,7 @@ def run_on(requested: list[Group]) -> str:
         return "Nothing may have been requested yet: `dsec sessions list` shows whether it was."
     group = requested[0]
     return (
-        f"The {len(group.session_ids)} requested sessions run on: `dsec sessions list --group-id "
+        f"The {len(group.session_ids)} requested sessions run on: `dsec sessions list --group "
         f"{group.group_id}` shows them, `dsec sessions cancel ID …` ends them."
     )
 
@@ -92,13 +90,6 @@ def undeclared_line(services: Sequence[str]) -> str:
         f"The reward function asks {names}, which {are} not declared: `dsec services declare "
         "services.yaml`. Until then its sessions wait; after a minute of that they fail."
     )
-
-
-def _label(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise click.BadParameter(f"{text!r} must be KEY=VALUE", param_hint="--label")
-    return key, value
 
 
 async def warn_of_undeclared(client: Client, asked: Set[str]) -> None:

@@ -19,6 +19,7 @@ from dsec.cli.answer import (
     run_async,
     say_json,
 )
+from dsec.cli.choose import group_option, session_option
 from dsec.cli.find import find_session
 from dsec.cli.tables import plain_table, print_table
 from dsec.client.client import Client
@@ -40,8 +41,8 @@ class _Agent:
 
 
 @click.command()
-@click.option("--group", "group_id", help="Only the sessions of this group.")
-@click.option("--session", "named", multiple=True, metavar="ID", help="Only this one; repeat it.")
+@group_option("Only the sessions of this group.")
+@session_option("Only this one; repeat it.")
 @click.option("--agent", metavar="HASH", help="Only this agent, by the start of its spec's hash.")
 @click.option(
     "--sessions",

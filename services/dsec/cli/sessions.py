@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from dsec.cli.answer import answers, json_option, number, out, run_async, say_json
+from dsec.cli.choose import group_option, label_option
 from dsec.cli.find import find_session, whole_id
 from dsec.cli.tables import plain_table, print_fields, print_summaries, print_table
 from dsec.client.client import Client
@@ -27,21 +28,24 @@ def sessions() -> None:
 @sessions.command("list")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True)
 @click.option("--status", type=click.Choice(STATUSES))
-@click.option("--group-id", help="Only this group.")
+@group_option("Only this group.")
+@label_option("Only with this label; repeat it.")
 @json_option
 @answers
-def list_(limit: int, status: str | None, group_id: str | None, as_json: bool) -> None:
+def list_(as_json: bool, **chosen: Any) -> None:
     """List sessions, the newest first."""
 
     async def work() -> list[Summary]:
         async with Client(name="cli") as client:
-            return await client.queries.recent(limit=limit, status=status, group_id=group_id)
+            return await client.queries.recent(**chosen)
 
     found = run_async(work())
     if as_json:
         say_json([session.as_json() for session in found])
     elif found:
         print_summaries(found)
+    elif any(chosen[name] for name in ("status", "group_id", "labels")):
+        click.echo("No such sessions: `dsec sessions list` shows the latest of all.")
     else:
         click.echo("No sessions: `dsec demo` runs some, `dsec init DIR` writes one of your own.")
 

@@ -28,7 +28,10 @@ def specs() -> None:
 @json_option
 @answers
 def register(kind: str, source: str, no_check: bool, env: str | None, as_json: bool) -> None:
-    """Register SOURCE: a YAML file, or for a reward `env` or FILE.py:FUNCTION."""
+    """Register a spec and print its hash.
+
+    SOURCE is a YAML file, or for a reward `env` or FILE.py:FUNCTION.
+    """
     spec = read_spec(kind, source)
     if env is not None and kind != "reward":
         raise Refused("--env is for a reward: it is tried out on that environment's steps")
@@ -80,7 +83,7 @@ def list_(kind: str | None, as_json: bool) -> None:
 @json_option
 @answers
 def show(spec_hash: str, as_json: bool) -> None:
-    """Show one registered spec: its document and the files that travel with it."""
+    """Show one spec: its document and the files that travel with it."""
 
     async def work() -> tuple[str, str, Any, dict[str, bytes]]:
         async with Client(name="cli") as client:

@@ -96,12 +96,18 @@ def list_(as_json: bool) -> None:
 
 
 @tools.command()
-@click.option("--session-id", "named", help="The calls of this session, one by one.")
+@click.option(
+    "--session",
+    "--session-id",
+    "named",
+    metavar="ID",
+    help="The calls of this session, one by one.",
+)
 @click.option("--pending", is_flag=True, help="The calls that wait now, the oldest first.")
 @json_option
 @answers
 def status(named: str | None, pending: bool, as_json: bool) -> None:
-    """Show how calls fared: over all sessions by tool, those of one session, or those that wait."""
+    """Show how calls fared: by tool, of one session, or those that wait."""
     found = run_async(_calls(named, pending) if named or pending else _rows(_STATUS))
     if as_json:
         say_json(found)

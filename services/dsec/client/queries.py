@@ -141,17 +141,25 @@ class Queries:
         return [found.get(i) or Summary(i, "unknown", None, 0, None, "", 0) for i in ids]
 
     async def recent(
-        self, *, limit: int, status: str | None = None, group_id: str | None = None
+        self,
+        *,
+        limit: int,
+        status: str | None = None,
+        group_id: str | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> list[Summary]:
-        """The latest sessions, the newest first."""
+        """The latest sessions with all of this, the newest first."""
+        labelled, values = _labelled("labels", labels or {})
         rows = await self.rows(
             f"""{_SUMMARY}
             where (cast(:status as text) is null or status = :status)
               and (cast(:group_id as text) is null or group_id = :group_id)
+              {labelled}
             order by session_id desc limit :limit""",
             status=status,
             group_id=group_id,
             limit=limit,
+            **values,
         )
         return [_summary(row) for row in rows]
 
@@ -160,17 +168,11 @@ class Queries:
     ) -> list[UUID]:
         """All requested sessions of a group and with these labels, the oldest first; of None, all
         there are."""
-        wanted = labels or {}
-        values = {f"name{n}": name for n, name in enumerate(wanted)}
-        values |= {f"label{n}": label for n, label in enumerate(wanted.values())}
-        labelled = [
-            f"and fact_json->'labels'->>cast(:name{n} as text) = :label{n}"
-            for n in range(len(wanted))
-        ]
+        labelled, values = _labelled("fact_json->'labels'", labels or {})
         rows = await self.rows(
             f"""{_REQUESTED}
             and (cast(:group_id as text) is null or fact_json->>'group_id' = :group_id)
-            {" ".join(labelled)} order by session_id""",
+            {labelled} order by session_id""",
             group_id=group_id,
             **values,
         )
@@ -214,6 +216,13 @@ class Queries:
         told = {i: message for i, (_, message) in refused.items()}
         told |= {row.session_id: row.message for row in rows}
         return {i: message for i, message in told.items() if message}
+
+
+def _labelled(column: str, labels: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Conditions that a column of JSON has these labels, and their parameters."""
+    conditions = (f"and {column}->>cast(:name{n} as text) = :label{n}" for n in range(len(labels)))
+    values = {f"name{n}": name for n, name in enumerate(labels)}
+    return " ".join(conditions), values | {f"label{n}": v for n, v in enumerate(labels.values())}
 
 
 def _filled(prefix: str, digit: str) -> UUID:
