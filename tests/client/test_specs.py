@@ -214,6 +214,19 @@ def test_code_that_does_not_load_is_told_by_its_line(folder: Path) -> None:
     (folder / "agent.py").write_text("class A: pass\n")
     with pytest.raises(SpecFileError, match="it has no step"):
         check_spec(read_spec("agent", folder / "agent_spec.yaml"))
+    (folder / "agent.py").write_text("import nosuchmodule\n")
+    with pytest.raises(SpecFileError, match="'nosuchmodule': install it here and where"):
+        check_spec(read_spec("agent", folder / "agent_spec.yaml"))
+
+
+@pytest.mark.parametrize("made", ["", "    def __init__(self): pass\n"])
+def test_an_agent_that_does_not_take_its_configuration_is_told_so(folder: Path, made: str) -> None:
+    step = "    def step(self, obs): return {'action': 0}\n"
+    (folder / "agent.py").write_text(f"class A:\n{made}{step}")
+    with pytest.raises(SpecFileError, match=r"add `def __init__\(self, session_config\)`"):
+        check_spec(read_spec("agent", folder / "agent_spec.yaml"))
+    (folder / "agent.py").write_text(f"class A:\n    def __init__(self, *a, **k): pass\n{step}")
+    check_spec(read_spec("agent", folder / "agent_spec.yaml"))
 
 
 def env_spec(folder: Path, name: str, shared: str, result: str) -> SealedSpec:

@@ -7,6 +7,7 @@ comparing a single step would miss most of what goes wrong.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -60,6 +61,7 @@ def check_spec(spec: SealedSpec, *, seed: int = 0, steps: int = CHECK_STEPS) -> 
             raise SpecFileError(f"agent {spec.name}: {code_sentence(error)}") from error
         if not callable(getattr(found, "step", None)):
             raise SpecFileError(f"agent {spec.name}: it has no step(): add `def step(self, obs)`")
+        _check_made(spec, found)
         _check_hears(spec, found)
     elif spec.kind == "tool" and spec.document.kind == "python":
         namespace = load_code(spec.spec_hash, spec.files, spec.name)
@@ -72,6 +74,19 @@ def check_spec(spec: SealedSpec, *, seed: int = 0, steps: int = CHECK_STEPS) -> 
         why = misfit(function, spec.document.parameters, KEY_ARGUMENT)
         if why is not None:
             raise SpecFileError(f"tool {spec.name}: parameters: {spec.document.entry}: {why}")
+
+
+def _check_made(spec: SealedSpec, cls: Any) -> None:
+    """An agent is made with one argument; a class without `__init__` takes none."""
+    try:
+        inspect.signature(cls).bind({})
+    except ValueError:
+        return  # a class in C tells no signature
+    except TypeError as error:
+        raise SpecFileError(
+            f"agent {spec.name}: it is made with one argument, the session's configuration, which "
+            f"it does not take ({error}): add `def __init__(self, session_config)`"
+        ) from error
 
 
 def _check_hears(spec: SealedSpec, cls: Any) -> None:

@@ -20,4 +20,9 @@ def last_line(traceback_text: str) -> str:
 
 def code_sentence(error: CodeError) -> str:
     """Why code could not be loaded."""
-    return last_line(error.message) if error.code == "import_failed" else error.message
+    if error.code != "import_failed":
+        return error.message
+    told = last_line(error.message)
+    if "ModuleNotFoundError" in told:
+        told += ": install it here and where the services run, or name its file under `code`"
+    return told
