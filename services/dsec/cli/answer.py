@@ -23,6 +23,8 @@ PIPE_WIDTH = 200
 """Nobody folds a table that another program reads."""
 CODE_NO = 1
 CODE_INTERRUPTED = 130
+UNDEFINED = ("42P01", "42703")
+"""What PostgreSQL says of a table, and of a column, that is not there."""
 
 out = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 err = Console(stderr=True)
@@ -77,7 +79,7 @@ def _sentence(error: BaseException) -> str | None:
     known = (ClientError, SpecFileError, BusError, DatabaseError, ObjectStoreError, StackError)
     if isinstance(error, (*known, LogBehind, LogUnavailable, SettingsError)):
         return str(error)
-    if isinstance(error, ProgrammingError) and "does not exist" in str(error):
+    if isinstance(error, ProgrammingError) and getattr(error.orig, "sqlstate", None) in UNDEFINED:
         return "the database has no log of this version: `dsec up` brings it there"
     if isinstance(error, SQLAlchemyError | ConnectionError | TimeoutError):
         detail = str(getattr(error, "orig", None) or error) or type(error).__name__

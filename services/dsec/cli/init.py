@@ -50,4 +50,4 @@ def init(folder: Path, as_json: bool) -> None:
         return
     for path in written:
         click.echo(path)
-    click.echo(f"\nNext: dsec run {folder / 'session.yaml'} --count 4 --follow")
+    click.echo(f"\nNext: dsec run {folder / 'session.yaml'} --count 8 --follow")
