@@ -144,6 +144,10 @@ def test_a_registered_spec_is_named_by_its_hash(folder: Path) -> None:
             "tools with deterministic_mode: false is reserved",
         ),
         ("entry: agent.py:A\nanchors: {every_steps: -3}\n", "anchors.every_steps"),
+        ("entry: agent.py:A\nresource_profile: {cpu: .inf}\n", "resource_profile.cpu"),
+        ("entry: agent.py:A\nresource_profile: {cpu: .nan}\n", "resource_profile.cpu"),
+        ("entry: agent.py:A\nresource_profile: {cpu: -1}\n", "resource_profile.cpu"),
+        ("entry: agent.py:A\nresource_profile: {cpu: 1.0e+300}\n", "resource_profile.cpu"),
         ("entry: other.py:A\n", "entry: other.py does not exist"),
         ("entry: agent.py\n", "must be FILE.py:NAME or MODULE:NAME"),
         ("entry: agent.py:A\ncode: ['../*.py']\n", "must be a relative pattern"),
@@ -165,6 +169,10 @@ def test_agent_files_that_are_wrong(folder: Path, text: str, said: str) -> None:
         ("agent: no.yaml\nenv: env_spec.yaml\nmax_steps: 5\n", "no.yaml does not exist"),
         ("agent: agent_spec.yaml\nenv: env_spec.yaml\n", "max_steps: is missing"),
         ("agent: agent_spec.yaml\nenv: env_spec.yaml\nmax_steps: 0\n", "max_steps:"),
+        (
+            "agent: agent_spec.yaml\nenv: env_spec.yaml\nmax_steps: 5\ndeadline_s: .inf\n",
+            "deadline_s:",
+        ),
         (
             "agent: agent_spec.yaml\nenv: env_spec.yaml\nmax_steps: 5\nreward: reward.py\n",
             "must be `env`, FILE.py:FUNCTION",

@@ -6,9 +6,9 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Document(BaseModel):
-    """A document: frozen, no unknown keys."""
+    """A document: frozen, no unknown keys, and numbers are numbers: no NaN, no infinity."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def not_yet(name: str, hint: str) -> ValueError:

@@ -30,6 +30,8 @@ from dsec_contracts.session import LagSteps, ShortText, check_lags
 SPEC_FILE_BYTES_MAX = 1 << 20
 SPEC_FILES_MAX = 256
 TOOLS_MAX = 64
+RESOURCE_AMOUNT_MAX = 2.0**60
+"""Of one resource, in its own unit: an exbibyte, where it is memory. No node has more."""
 
 
 class PolicyUse(Document):
@@ -96,7 +98,10 @@ class AgentDocument(Document):
     params: dict[str, Any] = Field(default_factory=dict)
     policy: PolicyUse | None = None
     tools: Annotated[list[ToolUse], Field(max_length=TOOLS_MAX)] = Field(default_factory=list)
-    resource_profile: dict[str, float] = Field(default_factory=dict)
+    resource_profile: dict[str, Annotated[float, Field(ge=0, le=RESOURCE_AMOUNT_MAX)]] = Field(
+        default_factory=dict
+    )
+    """What a session takes of a node: `cpu` in cores, `memory_bytes`, or a name of one's own."""
     execution_plan: Any = None
     anchors: Anchors = Anchors()
     deterministic_mode: bool = True
