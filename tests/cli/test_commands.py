@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -353,6 +354,40 @@ def test_an_interrupt_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         waits()
     assert ended.value.code == answer.CODE_INTERRUPTED
     assert capsys.readouterr().err == "Interrupted. They run on.\n"
+
+
+def test_an_empty_session_id_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSEC_NATS_URL", "nats://127.0.0.1:1")
+    monkeypatch.setenv("DSEC_DATABASE_URL", "postgresql://127.0.0.1:1/nobody")
+    ended = dsec("tools", "status", "--session-id", "")
+    assert ended.exit_code == 1
+    assert "'' is no session id" in ended.output
+
+
+def test_an_interrupt_while_a_command_is_imported_is_told_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stopped(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", stopped)
+    ended = dsec("sessions", "list")
+    assert ended.exit_code == answer.CODE_INTERRUPTED
+    assert ended.output == "Interrupted.\n"
+
+
+def test_an_interrupt_while_click_is_imported_is_told_the_same() -> None:
+    program = (
+        "import builtins\nplain = builtins.__import__\n"
+        "def stopped(name, *rest):\n"
+        "    if name == 'click':\n        raise KeyboardInterrupt\n"
+        "    return plain(name, *rest)\n"
+        "builtins.__import__ = stopped\nimport dsec.cli.main\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (answer.CODE_INTERRUPTED, "Interrupted.\n")
 
 
 def test_rewards_that_are_missing_of_a_session_that_completed_are_told() -> None:

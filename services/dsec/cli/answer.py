@@ -18,11 +18,12 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from dsec.cli.main import CODE_INTERRUPTED
+
 T = TypeVar("T")
 PIPE_WIDTH = 200
 """Nobody folds a table that another program reads."""
 CODE_NO = 1
-CODE_INTERRUPTED = 130
 UNDEFINED = ("42P01", "42703")
 """What PostgreSQL says of a table, and of a column, that is not there."""
 

@@ -7,9 +7,22 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from typing import NamedTuple
+import sys
+from typing import Any, NamedTuple, NoReturn
 
-import click
+CODE_INTERRUPTED = 130
+
+
+def interrupted() -> NoReturn:
+    """The end of a command that nothing was done for yet."""
+    sys.stderr.write("Interrupted.\n")
+    sys.exit(CODE_INTERRUPTED)
+
+
+try:
+    import click
+except KeyboardInterrupt:  # this import alone takes as long as the interpreter takes to start
+    interrupted()
 
 HELP_WIDTH = 100
 
@@ -55,6 +68,14 @@ COMMANDS = {
 
 class LazyGroup(click.Group):
     """A group that imports a command's module when the command is called."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Click's. Whoever interrupts while the command is imported hears what `answers` says of
+        interrupts, and not of an abort."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            interrupted()
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, in the order in which people meet them."""

@@ -108,10 +108,12 @@ def list_(as_json: bool) -> None:
 @answers
 def status(named: str | None, pending: bool, as_json: bool) -> None:
     """Show how calls fared: by tool, of one session, or those that wait."""
-    found = run_async(_calls(named, pending) if named or pending else _rows(_STATUS))
+    # An empty id is asked for like any other, and is none: it does not mean all sessions.
+    of_calls = named is not None or pending
+    found = run_async(_calls(named, pending) if of_calls else _rows(_STATUS))
     if as_json:
         say_json(found)
-    elif named or pending:
+    elif of_calls:
         _print_calls(found)
     else:
         _print_by_tool(found)
