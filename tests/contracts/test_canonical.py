@@ -9,9 +9,10 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict, defaultdict, namedtuple
+from collections.abc import Iterator
 from pathlib import PurePath
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -336,3 +337,32 @@ def test_numpy_is_imported_only_for_numpys_values() -> None:
         f"decode(bytes.fromhex('{encode(np.zeros(2)).hex()}')); assert 'numpy' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class _Shifty(dict[str, int]):
+    """Tells another length each time, and more than the dict that it is."""
+
+    told = 0
+
+    def __len__(self) -> int:
+        self.told += 1
+        return self.told
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class _Spot(NamedTuple):
+    x: int
+    y: int
+
+
+class _Leaky(_Spot):
+    def __iter__(self) -> Iterator[int]:
+        yield from (1, 2, 3)
+
+
+def test_what_a_class_of_the_user_s_own_tells_of_its_length_is_not_believed() -> None:
+    assert decode(encode([_Shifty(a=1, b=2), 5])) == [{"a": 1, "b": 2}, 5]
+    with pytest.raises(CanonicalError, match="other fields than values"):
+        encode([_Leaky(1, 2), 5])

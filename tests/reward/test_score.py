@@ -16,6 +16,7 @@ from tests.reward.conftest import ENV_SPEC, observation, spec_of, step_fact
 import dsec
 from dsec.platform import virtual
 from dsec.reward import Transition
+from dsec.reward.components import Components
 from dsec.reward.fact import env_body, reward_body, reward_fact
 from dsec.reward.score import RewardError, Score, Scorer, load_scorer
 from dsec.reward.transition import step_fields, transition_of
@@ -72,12 +73,44 @@ def test_a_weight_that_is_no_number_is_refused_by_name(weight: Any) -> None:
         dsec.reward(weights={"a": weight})
 
 
+class _Turned(float):
+    """Finite, until it is made plain."""
+
+    def __float__(self) -> float:
+        return math.nan
+
+
+class _Text(str):
+    __slots__ = ()
+
+
+def test_what_is_declared_is_checked_as_what_is_kept() -> None:
+    with pytest.raises(ValueError, match="weight 'a' is nan"):
+        dsec.reward(weights={"a": _Turned(1.0)})
+    declared: Any = dsec.reward(services=[_Text("stock")])(lambda t, services: 0.0)
+    assert [type(name) for name in declared.services] == [str]
+
+
 # -- values and bytes
 
 
 def test_components_are_weighted() -> None:
     got = score(returning("{'b': 3, 'a': 0.25}", "weights={'a': 0.5, 'b': 2.0}"))
     assert got == Score(0.5 * 0.25 + 2.0 * 3, {"a": [0.25, 0.5], "b": [3.0, 2.0]})
+
+
+def test_a_name_that_claims_to_equal_one_that_was_checked_is_refused() -> None:
+    class Liar(str):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        def __hash__(self) -> int:
+            return hash("a")
+
+    components = Components({})
+    assert components.scores({"a": 1.0}) == {"a": 1.0}
+    with pytest.raises(RewardError, match="name must be text, not Liar"):
+        components.scores({Liar("b"): 1.0})
 
 
 def test_without_weights_every_component_counts_one() -> None:

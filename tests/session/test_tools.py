@@ -13,6 +13,7 @@ from dsec.replay.diff import RowsSource, diff
 from dsec.replay.fold import fold
 from dsec.replay.verify import verify
 from dsec.reward.score import EnvScorer
+from dsec.session.awaited import Asked
 from dsec.session.documents import AgentDocument, EnvDocument, ToolUse
 from dsec.session.io import (
     AWAITS_RESULTS,
@@ -31,6 +32,7 @@ from dsec.session.recorded import Recorded
 from dsec.session.rerun import rerun, rerun_steps, undelivered
 from dsec_contracts import keys
 from dsec_contracts.canonical import decode, encode
+from dsec_contracts.keys import CALLS_PER_TURN_MAX
 from dsec_contracts.step import STEP_FIELDS
 
 CONFIG = SessionConfig(11, 12)
@@ -168,6 +170,51 @@ def test_what_cannot_be_called_ends_the_session(calls, told):
         _, ended = run_turns(returning(f"{{'tool_calls': {calls}{also}}}"))
         assert ended.code == "agent_invalid"
         assert told in ended.message
+
+
+LYING = """
+class Liar(str):
+    def __eq__(self, other):
+        return True
+    def __ne__(self, other):
+        return False
+    def __hash__(self):
+        return hash("add")
+class Endless(list):
+    def __iter__(self):
+        while True:
+            yield {"name": "add"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("calls", "told"),
+    [
+        ("[{'name': Liar('ad')}]", "no tool is called 'ad'"),
+        ("[{'function': {'name': Liar('')}}]", "no tool is called ''"),
+    ],
+)
+def test_a_name_that_claims_to_equal_a_tool_s_is_none(calls, told):
+    _, ended = run_turns(LYING + returning(f"{{'tool_calls': {calls}}}"))
+    assert ended.code == "agent_invalid"
+    assert told in ended.message
+
+
+def test_text_of_the_user_s_own_class_is_plain_in_what_is_called():
+    turn = run_turns(LYING + returning("{'tool_calls': [{'name': Liar('add')}]}"))[1]
+    assert isinstance(turn, Called)
+    assert type(turn.calls[0].name) is str
+    assert type(Asked(_Text("add"), None).name) is str
+
+
+class _Text(str):
+    __slots__ = ()
+
+
+def test_calls_that_never_end_are_those_that_a_decision_may_have():
+    turn = run_turns(LYING + returning("{'tool_calls': Endless([0])}"))[1]
+    assert isinstance(turn, Called)
+    assert len(turn.calls) == CALLS_PER_TURN_MAX
 
 
 def test_what_a_tool_turn_would_lose_is_refused():

@@ -192,11 +192,12 @@ def _new_leaf(kind: type) -> Callable[[Any], bytes] | None:
 
 def _write_other(value: Any, kind: type, put: Put, depth: int) -> None:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        fields = tuple(value._fields)
-        if len(fields) != len(value):
+        # Read once: a class of the user's own may yield others the next time.
+        fields, values = tuple(value._fields), tuple(value)
+        if len(fields) != len(values):
             raise CanonicalError(f"a {_type_name(kind)} has other fields than values")
         put(_named_prefix(kind.__name__, fields))
-        _write_items(value, put, depth)
+        _write_items(values, put, depth)
     elif isinstance(value, Mapping):
         _write_map(value, put, depth)
     elif isinstance(value, (set, frozenset)):
@@ -248,15 +249,14 @@ def _encoded(value: Any, depth: int) -> bytes:
 
 
 def _write_map(value: Mapping[Any, Any], put: Put, depth: int) -> None:
-    put(_head(5, len(value)))
-    if not value:
+    # Read once: a class of the user's own may yield others the next time, or tell another length.
+    pairs = value.items() if type(value) is dict else list(value.items())
+    put(_head(5, len(pairs)))
+    if not pairs:
         return
     depth += 1
-    items = {
-        _text(key) if type(key) is str else _encoded(key, depth): item
-        for key, item in value.items()
-    }
-    if len(items) != len(value):
+    items = {_text(key) if type(key) is str else _encoded(key, depth): item for key, item in pairs}
+    if len(items) != len(pairs):
         raise CanonicalError("has two keys with the same canonical bytes")
     for key in sorted(items):
         put(key)

@@ -85,6 +85,11 @@ class Components:
             self._refuse_names(result)
         for name in result.keys() - self._names:
             self._check_name(name)
+        if not self._weights:
+            for name in result:
+                # Text of the user's own class may say that it equals a name that was checked.
+                if type(name) is not str:
+                    self._check_name(name)
         # One order, since the sum of floats depends on it.
         names = self._weights or sorted(result)
         return {name: self._number(result[name], name) for name in names}

@@ -121,9 +121,11 @@ def check_weights(weights: Mapping[str, float]) -> dict[str, float]:
         check_name(name)
         if isinstance(weight, bool) or not isinstance(weight, (int, float)):
             raise TypeError(f"weight {name!r} must be a number, not {type(weight).__name__}")
-        if not math.isfinite(weight):
-            raise ValueError(f"weight {name!r} is {weight}")
-        checked[name] = float(weight)
+        # Checked as what is kept: a number of the user's own class may become another.
+        number = float(weight)
+        if not math.isfinite(number):
+            raise ValueError(f"weight {name!r} is {number}")
+        checked[name] = number
     return checked
 
 
@@ -140,7 +142,7 @@ def check_services(services: Sequence[str]) -> tuple[str, ...]:
             raise ValueError(f"services: {name!r:.80} names no service: letters, digits, - and _")
     if len(services) > SERVICES_MAX:
         raise ValueError(f"{len(services)} services; a reward may ask {SERVICES_MAX}")
-    return tuple(dict.fromkeys(services))
+    return tuple(dict.fromkeys(str.__str__(name) for name in services))
 
 
 def check_name(name: Any) -> None:

@@ -19,7 +19,8 @@ class Asked:
     __slots__ = ("arguments", "name")
 
     def __init__(self, name: str, arguments: Mapping[str, Any] | str | None) -> None:
-        self.name = name
+        # Text of the user's own class may say that it equals what it does not.
+        self.name = str.__str__(name) if isinstance(name, str) else name
         self.arguments = arguments
 
     def __await__(self) -> Generator[Asked, Any, Any]:

@@ -11,6 +11,7 @@ model that wrote a bad argument is told so and may try again.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -56,7 +57,9 @@ def calls_of(
     if len(given) > CALLS_PER_TURN_MAX:
         raise CallsInvalid(f"{len(given)} tool calls; one decision may have {CALLS_PER_TURN_MAX}")
     known = tuple(names)
-    calls = tuple(_call(one, keys.call_id(step, turn, n), known) for n, one in enumerate(given))
+    # A list of the user's own class may yield more than its length says.
+    some = itertools.islice(given, CALLS_PER_TURN_MAX)
+    calls = tuple(_call(one, keys.call_id(step, turn, n), known) for n, one in enumerate(some))
     size = sum(len(call.name) + len(call.arguments.encode()) for call in calls)
     if size > TURN_BYTES_MAX:
         raise CallsTooLarge(
@@ -78,6 +81,9 @@ def _call(given: Any, id_: str, known: tuple[str, ...]) -> Call:
         raise CallsInvalid(f"{id_}: `function` must be a mapping of `name` and `arguments`")
     _only(function, _FUNCTION_KEYS if function is not given else _FUNCTION_KEYS | _CALL_KEYS, id_)
     name = function.get("name")
+    if isinstance(name, str):
+        # Text of the user's own class may say that it equals what it does not.
+        name = str.__str__(name)
     if not isinstance(name, str) or name not in known:
         raise CallsInvalid(
             f"{id_}: no tool is called {str(name)[:64]!r}; the agent declares "
