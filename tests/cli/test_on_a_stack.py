@@ -192,6 +192,7 @@ def test_specs_metrics_and_status(stack: RunningStack, equal: list[str]) -> None
     status = stack.json("status")
     assert status["state"] == "running"
     assert {p["name"] for p in status["processes"]} >= {"recorder", "scheduler", "reward"}
+    assert set(status["put_aside"]) == {"dead_letters", "parked"}
     masked = stack.dsec("status").stdout
     variables = stack.json("env")
     for name in ("DSEC_NATS_URL", "DSEC_DATABASE_URL"):

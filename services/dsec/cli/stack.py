@@ -247,8 +247,10 @@ def status(state_dir: Path | None, as_json: bool) -> None:
         still = None if found.problem else asyncio.run(standstill(found.endpoints.nats_url))
         found = replace(found, problem=found.problem or still)
     well = found.state == "running" and not found.problem
+    aside, told = _put_aside(found) if well else (None, [])
     if as_json:
-        say_json({**_status_json(found), "log_storage": storage, "scheduler_config": config})
+        more = {"log_storage": storage, "put_aside": aside, "scheduler_config": config}
+        say_json({**_status_json(found), **more})
         exit_with(well)
     out.print(f"The stack on {found.state_dir} is [bold]{found.state}[/bold].", soft_wrap=True)
     if found.problem:
@@ -261,6 +263,8 @@ def status(state_dir: Path | None, as_json: bool) -> None:
         out.print(f"objects     {found.endpoints.object_store_url}", soft_wrap=True)
     if storage is not None:
         out.print(storage, soft_wrap=True, highlight=False)
+    for sentence in told:
+        out.print(sentence, soft_wrap=True, markup=False, highlight=False)
     import yaml
 
     out.print("\nscheduler.config.yaml, as it is in effect:")
@@ -280,6 +284,20 @@ def _storage_sentence(found: StackStatus) -> str | None:
     except DatabaseError as error:
         return f"How the log is kept cannot be said: {error}"
     return storage.sentence() if storage is not None else None
+
+
+def _put_aside(found: StackStatus) -> tuple[dict[str, dict[str, int]] | None, list[str]]:
+    """What is not in the log, by where it is, and the same in sentences."""
+    assert found.endpoints is not None, "of a stack that runs"
+    from dsec.cli.put_aside import put_aside, sentences
+    from dsec.platform.bus import BusError
+    from dsec.platform.db import DatabaseError
+
+    try:
+        aside = put_aside(found.endpoints.nats_url, found.endpoints.database_url)
+    except (BusError, DatabaseError) as error:
+        return None, [f"What was put aside cannot be said: {error}"]
+    return aside, sentences(aside)
 
 
 def _scheduler_config(state_dir: Path) -> Any:

@@ -6,6 +6,7 @@ The migrations decide it once, when the log is made, by what the server has then
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, LiteralString
 
 import psycopg
 
@@ -20,6 +21,8 @@ select
     current_setting('timescaledb.license', true),
     to_regprocedure('event_log_compress(integer, jsonb)') is not null
 """
+
+_PARKED = "select event_type, count(*) from event_parked group by 1 order by 1"
 
 
 @dataclass(frozen=True)
@@ -64,15 +67,28 @@ def log_storage(database_url: str) -> LogStorage | None:
     Raises:
         DatabaseError: the database does not answer.
     """
+    rows = _asked(database_url, _QUERY)
+    if not rows or rows[0][0] is None:
+        return None
+    native, version, licence, features = rows[0]
+    return LogStorage(not native, version, licence if version else None, features)
+
+
+def parked_messages(database_url: str) -> dict[str, int]:
+    """How many messages of types that this version does not know wait for an upgrade, by type.
+
+    Raises:
+        DatabaseError: the database does not answer, or has no log.
+    """
+    return dict(_asked(database_url, _PARKED))
+
+
+def _asked(database_url: str, query: LiteralString) -> list[tuple[Any, ...]]:
     try:
         with psycopg.connect(
             libpq_url(database_url), connect_timeout=STATUS_TIMEOUT_S, autocommit=True
         ) as connection:
-            row = connection.execute(_QUERY).fetchone()
+            return connection.execute(query).fetchall()
     except psycopg.Error as error:
         said = str(error).strip().splitlines() or [repr(error)]
         raise DatabaseError(f"the database does not answer: {said[0]}") from error
-    if row is None or row[0] is None:
-        return None
-    native, version, licence, features = row
-    return LogStorage(not native, version, licence if version else None, features)

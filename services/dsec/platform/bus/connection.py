@@ -117,6 +117,10 @@ class Bus(Publisher):
         """What the stream holds."""
         return await self._stream.state()
 
+    async def counts(self, subject_filter: str) -> dict[str, int]:
+        """How many messages the stream has on each subject of a filter that names few."""
+        return await self._stream.counts(subject_filter)
+
     async def message_time(self, sequence: int) -> datetime | None:
         """When the message at a sequence came in, whatever its subject; None: there is none."""
         return await self._stream.message_time(sequence)
