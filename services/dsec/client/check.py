@@ -17,6 +17,7 @@ from dsec.client.sealing import SealedSpec
 from dsec.client.told import code_sentence, last_line
 from dsec.client.yaml_file import SpecFileError
 from dsec.platform import virtual
+from dsec.platform.copies import ending_copies
 from dsec.platform.interposition import interposition_for
 from dsec.session.adapters.gymnasium import EnvError, GymnasiumAdapter, env_factory
 from dsec.session.code_errors import CodeError
@@ -45,6 +46,7 @@ class Sampler:
         return {"action": self._space.sample()}
 
 
+@ending_copies()
 def check_spec(spec: SealedSpec, *, seed: int = 0, steps: int = CHECK_STEPS) -> None:
     """Load a spec's code, and try it out where it is an environment.
 
@@ -100,6 +102,7 @@ def _check_hears(spec: SealedSpec, cls: Any) -> None:
         )
 
 
+@ending_copies()
 def check_curriculum(spec: SealedSpec, level: int) -> None:
     """Reset an environment as a session with a curriculum does.
 
@@ -115,7 +118,7 @@ def check_curriculum(spec: SealedSpec, level: int) -> None:
         except SpecFileError as error:
             raise SpecFileError(f"curriculum_level: {error}") from error
         finally:
-            machine.close()
+            _close(machine)
 
 
 def check_env(spec: SealedSpec, *, seed: int = 0, steps: int = CHECK_STEPS) -> int:
@@ -138,8 +141,8 @@ def check_env(spec: SealedSpec, *, seed: int = 0, steps: int = CHECK_STEPS) -> i
         try:
             return _compare(spec.name, one, two, steps, spaces)
         finally:
-            one.close()
-            two.close()
+            _close(one)
+            _close(two)
 
 
 def played(spec: SealedSpec, steps: int, *, seed: int = 0) -> Iterator[Started | Stepped]:
@@ -162,7 +165,7 @@ def played(spec: SealedSpec, steps: int, *, seed: int = 0) -> Iterator[Started |
                 yield stepped
                 machine.deliver(_nothing(n, stepped))
         finally:
-            machine.close()
+            _close(machine)
 
 
 def _nothing(n: int, stepped: Stepped) -> Input:
@@ -171,6 +174,7 @@ def _nothing(n: int, stepped: Stepped) -> Input:
     return reward_input(n, 0.0, encode([n, 1, 0.0, {}, cause]), cause)
 
 
+@ending_copies()
 def _program(spec: SealedSpec, spaces: list[Any]) -> Program:
     """What the check runs; action spaces of the environments it makes are put into `spaces`."""
     namespace = load_code(spec.spec_hash, spec.files, spec.name)
@@ -208,6 +212,7 @@ def _compare(
     return steps
 
 
+@ending_copies()
 def _started(name: str, machine: SessionMachine) -> Started:
     output = machine.start()
     if isinstance(output, Ended):
@@ -215,12 +220,18 @@ def _started(name: str, machine: SessionMachine) -> Started:
     return output
 
 
+@ending_copies()
 def _stepped(name: str, machine: SessionMachine) -> Stepped:
     output = machine.step()
     if isinstance(output, Ended):
         raise SpecFileError(f"environment {name}, step {output.steps}: {last_line(output.message)}")
     assert isinstance(output, Stepped)  # the agent of the check has no tools
     return output
+
+
+@ending_copies()
+def _close(machine: SessionMachine) -> None:
+    machine.close()
 
 
 def _same(name: str, when: str, fields: tuple[str, ...], one: bytes, two: bytes) -> None:

@@ -12,6 +12,7 @@ from dsec.client.local_imports import local_imports
 from dsec.client.sealing import SealedSpec, seal_code, seal_document
 from dsec.client.told import code_sentence
 from dsec.client.yaml_file import SpecFileError, is_there
+from dsec.platform.copies import ending_copies
 from dsec.session.code_errors import CodeError
 from dsec.session.documents import RewardDocument
 
@@ -42,6 +43,7 @@ def read_reward(entry: str, folder: Path, where: str = "reward") -> SealedSpec:
     return seal_document("reward", mapping, folder, f"{where}: reward {entry}")
 
 
+@ending_copies()
 def _decoration(entry: str, files: Mapping[str, bytes], where: str) -> dict[str, Any]:
     digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
     namespace = load_code(digest, files, f"{where}: reward")

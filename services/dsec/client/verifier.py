@@ -88,9 +88,9 @@ class Verifier:
 
     async def _program(self, agent: str, env: str) -> Program:
         if (agent, env) not in self._programs:
-            self._programs[agent, env] = load_program(
-                agent, await self._content("agent", agent), env, await self._content("env", env)
-            )
+            contents = await self._content("agent", agent), await self._content("env", env)
+            with ending_copies():
+                self._programs[agent, env] = load_program(agent, contents[0], env, contents[1])
         return self._programs[agent, env]
 
     async def _scorer(self, spec_hash: str) -> Scorer:

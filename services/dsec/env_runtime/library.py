@@ -168,6 +168,7 @@ class Library:
         except MemoryError:
             self._running.end_out_of_memory()
         finally:
+            self._running.end_if_forked()  # before it clears what it shares with us
             self._running.clear()
 
     async def rewarding(self, spec_hash: str, tail: Tail) -> Rewarding:

@@ -42,12 +42,13 @@ class Slices:
                     while (now := monotonic_ns()) - began < self._slice_ns:
                         self._running.enter(index, step, now)
                         step = next(work)
-                        self._running.end_if_forked()
+                        self._running.end_if_forked()  # before it runs the next step
                 except StopIteration as done:
                     found: T = done.value
                     return found
                 except MemoryError:
                     self._running.end_out_of_memory()
                 finally:
+                    self._running.end_if_forked()  # before it clears what it shares with us
                     self._running.clear()
                 await asyncio.sleep((monotonic_ns() - began) / 1e9 if self._has_live() else 0)

@@ -259,6 +259,7 @@ class Worker:
             seat.machine.close()
         except MemoryError:
             self._running.end_out_of_memory()
+        self._running.end_if_forked()
         self._running.clear()
         self.roster.close(placed.session_id, seat.index)
 

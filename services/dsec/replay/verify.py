@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from dsec.platform.copies import ending_copies
 from dsec.platform.object_errors import BlobDamaged, BlobNotFound
 from dsec.replay.record import record_difference
 from dsec.reward.score import Asks, RewardError, Scorer, reward_fact
@@ -27,7 +28,7 @@ from dsec.session.machine import SessionMachine
 from dsec.session.observations import resolve
 from dsec.session.program import Determinism, Program
 from dsec.session.recorded import Recorded, RecordedInvalid
-from dsec.session.rerun import rerun
+from dsec.session.rerun import rerun_steps
 from dsec.session.whole_episode import EpisodeStep, pack_episode
 from dsec_contracts import keys
 from dsec_contracts.canonical import CanonicalError, decode, encode
@@ -135,10 +136,18 @@ def verify(
 
 
 def _rerun(machine: SessionMachine, recorded: Recorded) -> Divergence | None:
+    """Re-execute step by step: a copy of this process that user code makes ends where it comes
+    back, before it runs the next step, which might make copies too."""
+    steps = rerun_steps(machine, recorded)
     try:
-        return rerun(machine, recorded)
+        while True:
+            with ending_copies():
+                next(steps)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
     finally:
-        machine.close()
+        with ending_copies():
+            machine.close()
 
 
 def _place(divergence: Divergence) -> float:
