@@ -46,9 +46,11 @@ def test_a_stack_ends_after_the_last_test_that_needs_it(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    # Without the options of the run that this is part of.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", str(tmp_path)]
     told = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+        command, env=own | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
     )
     assert told.returncode == 0, told.stdout + told.stderr
     lines = [line.lstrip(".") for line in told.stdout.splitlines()]
