@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -98,9 +99,16 @@ def test_a_copy_that_a_function_makes_does_not_go_on_behind_the_check(tmp_path: 
         "import dsec, os, sys\n"
         "if (pid := os.fork()) == 0: sys.exit(0)\nos.waitpid(pid, 0)\n"
         "@dsec.reward()\ndef score(t, services):\n"
-        "    if pid := os.fork(): os.waitpid(pid, 0)\n"
+        "    if os.environ.pop('FORKS', '') and (pid := os.fork()): os.waitpid(pid, 0)\n"
         "    return 1.0\n"
     )
     command = [sys.executable, "-c", CHECKED_IN_ITS_OWN, str(tmp_path)]
-    told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    told = subprocess.run(
+        command,
+        env=os.environ | {"FORKS": "1"},  # once: copies that went on would make copies
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert told.stdout.split("\n") == [f"checked {REWARD_STEPS}", ""], told.stderr
