@@ -80,12 +80,3 @@ if to_regprocedure('public.event_log_drop(timestamptz)') is not null then alter 
 if exists (select from pg_roles where rolname = 'pg_use_reserved_connections') then grant pg_use_reserved_connections to dsec_recorder; end if;
 for function in select p.oid from pg_proc p where p.pronamespace = 'pg_catalog'::regnamespace and p.proname ~ '^pg_(try_)?advisory_(xact_)?lock(_shared)?$' loop execute format('grant execute on function %s to dsec_recorder', function); end loop;
 end $$;
-do $$ declare function regprocedure; begin
-
-end $$;
-do $$ declare function regprocedure; begin
-
-end $$;
-do $$ declare function regprocedure; begin
-
-end $$;

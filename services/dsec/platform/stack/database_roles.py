@@ -136,7 +136,7 @@ alter default privileges in schema {SCHEMA} grant select on tables to {_ALL};
 
 
 def _role_sql(role: DatabaseRole) -> str:
-    """What one has beside that, as far as tables and functions are there yet."""
+    """What one has beside that, as far as tables and functions are there yet; empty: nothing."""
     user = role.user
     lines = [
         f"if to_regclass('{SCHEMA}.{table}') is not null then"
@@ -164,6 +164,8 @@ def _role_sql(role: DatabaseRole) -> str:
             f" and p.proname ~ '{_LOCKS}' loop"
             f" execute format('grant execute on function %s to {user}', function); end loop;"
         )
+    if not lines:
+        return ""
     body = "\n".join(lines)
     return f"do $$ declare function regprocedure; begin\n{body}\nend $$;\n"
 
