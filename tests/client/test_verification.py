@@ -66,6 +66,7 @@ class Log:
         *,
         without: str = "",
         never_started: str | None = None,
+        policy: str | None = None,
         blobs: dict[str, str] | None = None,
     ) -> UUID:
         """A session whose steps were given 1.0, and whose request names this reward. `without`: a
@@ -84,6 +85,7 @@ class Log:
             seed=7,
             max_steps=STEPS,
             creation_timestamp=session_time(session_id),
+            policy=policy,
         )
         program = load_program(*agent, *ENV)
         config = SessionConfig(7, STEPS)
@@ -202,11 +204,27 @@ async def test_a_spec_that_is_absent_is_said_to_be_absent(log: Log, kind: str) -
 
 async def test_a_session_that_ended_for_an_absent_spec_verifies(log: Log) -> None:
     ended = log.session(GOOD, 1, without="agent", never_started="spec_not_found")
-    otherwise = log.session(GOOD, 2, without="agent", never_started="agent_load_failed")
-    first, second = await verified(log, [ended, otherwise])
+    others = ("agent_load_failed", "policy_not_found")
+    otherwise = [
+        log.session(GOOD, n, without="agent", never_started=code)
+        for n, code in enumerate(others, 2)
+    ]
+    first, *rest = await verified(log, [ended, *otherwise])
     assert (first["ok"], first["ended"]["code"]) == (True, "spec_not_found")
+    for one in rest:
+        assert not one["ok"]
+        assert "is not in the log" in one["error"]
+
+
+async def test_a_session_that_ended_for_an_absent_policy_verifies(log: Log) -> None:
+    codes = ("policy_not_found", "agent_load_failed")
+    ids = [
+        log.session(GOOD, n, policy="p@1", never_started=code) for n, code in enumerate(codes, 1)
+    ]
+    first, second = await verified(log, ids)
+    assert (first["ok"], first["ended"]["code"]) == (True, "policy_not_found")
     assert not second["ok"]
-    assert "is not in the log" in second["error"]
+    assert "the log has no policy p@1" in second["first_divergence"]["actual"]
 
 
 async def test_without_its_reward_spec_a_sessions_steps_are_verified(log: Log) -> None:

@@ -61,11 +61,11 @@ class Verifier:
             return unverified(session_id, "the log has no such session")
         try:
             program = await self._program(request.agent_spec, request.env_spec)
-            policy_state = await self._policy(request.policy)
+            policy_state = await self._policy(request.policy, rows)
         except ProgramError as error:
             return verdict_json(session_id, _unloadable(rows, error), end_of(rows))
         except Absent as absent:
-            if (end_of(rows) or {}).get("code") not in (absent.code, POLICY_NOT_FOUND):
+            if (end_of(rows) or {}).get("code") != absent.code:
                 raise
             # What it ended for is so still.
             return verdict_json(session_id, Verdict(0, None, None, 0, True), end_of(rows))
@@ -114,11 +114,12 @@ class Verifier:
             raise SpecMissing(f"{what} spec {spec_hash} is not in the log: register it again")
         return await registered_content(self._objects, spec, what)
 
-    async def _policy(self, policy: str | None) -> Any:
+    async def _policy(self, policy: str | None, rows: list[LogRow]) -> Any:
         """The state of a policy.
 
         Raises:
-            ProgramError: the log does not have it, or it cannot be decoded.
+            ProgramError: the log does not have it, or it cannot be decoded; or its blob is not
+                there, and that is what the session ended for.
             Absent: its blob is not there.
             ObjectStoreError: its blob is damaged, or the store is away.
         """
@@ -130,7 +131,13 @@ class Verifier:
             if row is None:
                 raise ProgramError(POLICY_NOT_FOUND, "policy", f"the log has no policy {policy}")
             blob = decode(row.fact)["blob"]
-            self._weights.remember(policy, blob_content(self._objects, blob, f"policy {policy}"))
+            try:
+                content = blob_content(self._objects, blob, f"policy {policy}")
+            except Absent as absent:
+                if (end_of(rows) or {}).get("code") != POLICY_NOT_FOUND:
+                    raise
+                raise ProgramError(POLICY_NOT_FOUND, "policy", str(absent)) from absent
+            self._weights.remember(policy, content)
         try:
             return decode(self._weights[policy])
         except ValueError as error:
