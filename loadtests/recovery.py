@@ -1,11 +1,15 @@
 """Seconds from the kill of each process until the throughput is back.
 
     python loadtests/recovery.py --rounds 3 --json
+    python loadtests/recovery.py --anchor-every 500
 
 Sessions run on one embedded stack; every process is killed with SIGKILL in turn. It is back when
 durable, rewarded steps have come at half of the rate before the kill for two seconds: half, since
 the machine's own speed drifts. What is reported is the time until that began. Steps are counted of
 every sixteenth session, since the count itself takes its time.
+
+Without anchors a session that moves to another worker is re-executed from its first step, so what
+a killed worker costs grows with the run; with `--anchor-every` it starts from its last anchor.
 """
 
 from __future__ import annotations
@@ -72,11 +76,18 @@ async def back_after_s(stack: Rig, ids: Sequence[UUID], wanted: float) -> float:
     raise SystemExit(f"not back within {BACK_S_MAX:g} s")
 
 
-async def measure(sessions: int, rounds: int) -> dict[str, dict[str, float]]:
+def anchored(every_steps: int) -> dict[str, str]:
+    """The files of a session that keeps an anchor every so many steps; 0: none."""
+    files = dict(LEANING)
+    files["agent_spec.yaml"] += f"anchors: {{every_steps: {every_steps}}}\n"
+    return files
+
+
+async def measure(sessions: int, rounds: int, anchor_every: int) -> dict[str, dict[str, float]]:
     """Each process, so often."""
     found: dict[str, list[float]] = {name: [] for name in TARGETS}
     async with rig(config=CONFIG) as stack:
-        session = write_session(stack.directory / "case", STEPS, LEANING)
+        session = write_session(stack.directory / "case", STEPS, anchored(anchor_every))
         group = await stack.client.request(session, count=sessions)
         some = group.session_ids[::EVERY]
         while await rewarded(stack, some) < WARM_STEPS * len(some):  # noqa: ASYNC110 - a query
@@ -101,9 +112,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sessions", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--anchor-every", type=int, default=0, help="steps; 0: no anchors")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    found = asyncio.run(measure(arguments.sessions, arguments.rounds))
+    found = asyncio.run(measure(arguments.sessions, arguments.rounds, arguments.anchor_every))
     print(json.dumps(found) if arguments.json else found)
     return 0
 

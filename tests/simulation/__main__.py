@@ -93,6 +93,7 @@ def _many(given: argparse.Namespace) -> int:
     summary = totals | {
         "ok": not failing,
         "failing": [told["seed"] for told in failing],
+        "not_run": given.seeds - totals["seeds"],
         "seconds": round(time.monotonic() - began_s, 2),
         "virtual_s": round(totals["virtual_s"]),
     }
@@ -104,6 +105,10 @@ def _many(given: argparse.Namespace) -> int:
             f"{summary['virtual_s']} s of virtual time in {summary['seconds']} s: "
             + (f"FAILING {summary['failing']}" if failing else "nothing lost, doubled or changed")
         )
+        if summary["not_run"]:
+            Console(highlight=False, soft_wrap=True).print(
+                f"{summary['not_run']} seeds did not run: {given.seconds:g} s were over"
+            )
     return 1 if failing else 0
 
 
