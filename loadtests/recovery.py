@@ -34,7 +34,7 @@ BEFORE_S, POLL_S, HELD_S = 6.0, 0.25, 2.0
 BACK_SHARE = 0.5
 EVERY = 16
 WARM_STEPS = 50
-BACK_S_MAX = 90.0
+BACK_S_MAX = 300.0
 
 
 async def rewarded(stack: Rig, ids: Sequence[UUID]) -> int:
