@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dsec.platform.bounded import Bounded
 from dsec.reward.frames import Failure, Needs, Outcome, Task
-from dsec.reward.isolation import Isolation, ScoringUnavailable, Untried
+from dsec.reward.isolation import Isolation, Untried
+from dsec.reward.scorer import ScoringUnavailable
 from dsec.reward.turns import rows_of_turn
 
 log = logging.getLogger(__name__)
