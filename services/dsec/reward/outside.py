@@ -9,18 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 import aiohttp
 from anyio import CapacityLimiter
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    retry_if_exception_type,
-    wait_random_exponential,
-)
 
 from dsec.platform.budget import CLOSED_S_MAX
 from dsec.platform.bus import Bucket
@@ -39,6 +32,7 @@ from dsec.reward.services import Request, Response
 from dsec.reward.standing import SharedStanding
 from dsec.reward.switch import Latencies, Mode, Report, Standing
 from dsec.reward.terms import Terms
+from dsec.reward.under_way import Stopwatch, UnderWay
 from dsec_contracts.service import ServiceBatch, ServiceFact
 
 log = logging.getLogger(__name__)
@@ -51,45 +45,6 @@ ATTEMPT_SHARE = 1 / 3
 
 class _BatchFailed(ServiceFailed):
     """Several calls in one request failed for good, and nobody knows for which of them."""
-
-
-@dataclass(slots=True)
-class _Clock:
-    """What a call has taken of its deadline: attempts and rests."""
-
-    now: Callable[[], float]
-    spent_s: float = 0.0
-    since: float | None = None
-
-    def seconds(self) -> float:
-        """So far."""
-        return self.spent_s + (0.0 if self.since is None else self.now() - self.since)
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Within this, time is taken."""
-        self.since = self.now()
-        try:
-            yield
-        finally:
-            self.spent_s, self.since = self.seconds(), None
-
-
-@dataclass(eq=False, slots=True)
-class _UnderWay:
-    """A call that has not ended.
-
-    `last`: why its last attempt has to be made again. `excused_s`: what the service itself had it
-    rest. The calls behind it wait that out in the queue for the budget, where it counts for
-    nothing; so it counts for nothing here, or the one that was told would fail in their place.
-    """
-
-    request: Request
-    key: str
-    clock: _Clock
-    batched: bool
-    last: Again | None = field(default=None)
-    excused_s: float = 0.0
 
 
 class Outside:
@@ -117,7 +72,7 @@ class Outside:
         self._environment = environment
         self._clock = clock
         self._latencies = Latencies()
-        self._calls: set[_UnderWay] = set()
+        self._calls: set[UnderWay] = set()
         self._queue = 0
         """Requests that wait for a place and an instant."""
         self._used_at = clock()
@@ -177,14 +132,14 @@ class Outside:
             Later: this replica stops, and has not begun with it.
         """
         loop = asyncio.get_running_loop()
-        call = _UnderWay(request, key, _Clock(loop.time), batched and self._batcher is not None)
+        call = UnderWay(request, key, Stopwatch(loop.time), batched and self._batcher is not None)
         self._calls.add(call)
         self._used_at = self._clock()
         try:
             return await self._retried(call)
         finally:
             self._calls.discard(call)
-            self._latencies.add(self._clock(), call.clock.seconds() * 1000)
+            self._latencies.add(self._clock(), call.stopwatch.seconds() * 1000)
 
     def stop(self) -> None:
         """Begin no more requests: calls that wait for one, a repeated one too, or for others to go
@@ -204,31 +159,13 @@ class Outside:
 
     # -- attempts ------------------------------------------------------------------------------
 
-    async def _retried(self, call: _UnderWay) -> Response:
-        retry = self._fact.retry
-        random_wait = wait_random_exponential(retry.backoff_s_min, retry.backoff_s_max)
-
-        def wait(state: RetryCallState) -> float:
-            asked_s = call.last.retry_after_s if call.last is not None else 0.0
-            return max(random_wait(state), min(asked_s, CLOSED_S_MAX))
-
-        def stop(state: RetryCallState) -> bool:
-            over = self._left_s(call) <= state.upcoming_sleep
-            return over or state.attempt_number >= retry.attempts_max
-
-        async def rest(seconds: float) -> None:
-            with call.clock.running():
-                await asyncio.sleep(seconds)
-
-        attempts = AsyncRetrying(
-            retry=retry_if_exception_type(Again), wait=wait, stop=stop, sleep=rest, reraise=True
-        )
+    async def _retried(self, call: UnderWay) -> Response:
         try:
-            return await attempts(self._attempt, call)
+            return await call.retried(self._fact.retry, partial(self._left_s, call), self._attempt)
         except Again as again:
             raise ServiceFailed(again.code, f"{self._fact.name}: {again}") from again
 
-    async def _attempt(self, call: _UnderWay) -> Response:
+    async def _attempt(self, call: UnderWay) -> Response:
         try:
             response = await self._asked(call)
         except Again as again:
@@ -240,7 +177,7 @@ class Outside:
             raise call.last
         return response
 
-    async def _asked(self, call: _UnderWay) -> Response:
+    async def _asked(self, call: UnderWay) -> Response:
         # One that has little time left would cut short those beside it: it goes alone.
         old = self._left_s(call) < min(self._share_s, self._attempt_s_max)
         if call.batched and not old and self._batcher is not None:
@@ -252,12 +189,12 @@ class Outside:
                 call.batched = False
         return await self._send(call)
 
-    async def _send(self, call: _UnderWay) -> Response:
+    async def _send(self, call: UnderWay) -> Response:
         async with self._turn([call]) as (client, attempt_s):
             found = await exchange(client, call.request, call.key, attempt_s)
         return await self._heard(found)
 
-    async def _send_batch(self, batch: ServiceBatch, calls: Sequence[_UnderWay]) -> list[Response]:
+    async def _send_batch(self, batch: ServiceBatch, calls: Sequence[UnderWay]) -> list[Response]:
         name, requests = self._fact.name, [call.request for call in calls]
         try:
             async with self._turn(calls) as (client, attempt_s):
@@ -274,7 +211,7 @@ class Outside:
         return several
 
     @contextlib.asynccontextmanager
-    async def _turn(self, calls: Sequence[_UnderWay]) -> AsyncIterator[tuple[Client, float]]:
+    async def _turn(self, calls: Sequence[UnderWay]) -> AsyncIterator[tuple[Client, float]]:
         """A place and an instant for one request; gives what it goes through, and how long it may
         take, in seconds."""
         self._terms()  # before anything is taken: without its secrets nothing is sent
@@ -289,7 +226,7 @@ class Outside:
             attempt_s = min(self._attempt_s_max, *map(self._left_s, calls))
             with contextlib.ExitStack() as running:
                 for call in calls:
-                    running.enter_context(call.clock.running())
+                    running.enter_context(call.stopwatch.running())
                 yield client, max(0.001, attempt_s)
 
     @property
@@ -301,9 +238,9 @@ class Outside:
         """How long an attempt may take of a call that has so much left."""
         return self._fact.attempt_s_max or self._share_s
 
-    def _left_s(self, call: _UnderWay) -> float:
+    def _left_s(self, call: UnderWay) -> float:
         """Of the call's deadline."""
-        return self._fact.deadline_s + call.excused_s - call.clock.seconds()
+        return self._fact.deadline_s + call.excused_s - call.stopwatch.seconds()
 
     async def _heard(self, found: Exchange) -> Response:
         """The response, unless it is to be asked for again."""
@@ -330,6 +267,6 @@ class Outside:
         now = self._clock()
         if not self._calls and now - self._used_at > IDLE_S:
             return None
-        under_way_ms = [call.clock.seconds() * 1000 for call in self._calls]
+        under_way_ms = [call.stopwatch.seconds() * 1000 for call in self._calls]
         p95_ms = self._latencies.p95_ms(now, under_way_ms)
         return Report(now, p95_ms, len(self._calls), self._permits.waiting)
