@@ -20,7 +20,6 @@ from dsec.scheduler.curriculum import (
     OVER_READS_OFTEN,
     STEPS_AT_ONCE_MAX,
     Curricula,
-    Portion,
     Rules,
     decide_levels,
 )
@@ -28,6 +27,7 @@ from dsec.scheduler.episodes import portion
 from dsec.scheduler.fold import hear
 from dsec.scheduler.in_flight import issued, withdrawn
 from dsec.scheduler.intents import ChangeLevel
+from dsec.scheduler.portions import Portion
 from dsec.scheduler.state import SchedulerState
 from dsec_contracts import CurriculumChanged, RewardScored, SessionStepped, WorkerHeartbeat, keys
 from dsec_contracts.canonical import encode

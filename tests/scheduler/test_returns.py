@@ -18,9 +18,10 @@ from tests.scheduler.test_curriculum import Beating, changes, event_of, logged, 
 from tests.scheduler.test_decider import AGENT, session_id
 
 from dsec.scheduler import curriculum, recall
-from dsec.scheduler.curriculum import Curricula, Portion, Rules, Unread, decide_levels
+from dsec.scheduler.curriculum import Curricula, Rules, decide_levels
 from dsec.scheduler.episodes import Ended
 from dsec.scheduler.intents import ChangeLevel
+from dsec.scheduler.portions import Portion, Unread
 from dsec.scheduler.returns import Episode, Window
 from dsec_contracts import CurriculumChanged, SessionEnded, keys
 from dsec_contracts.session import EndedFact

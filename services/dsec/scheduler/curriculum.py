@@ -12,13 +12,13 @@ session's rewards have lagged it finds out anew.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from math import isfinite
 from uuid import UUID
 
 from dsec.scheduler.intents import ChangeLevel
-from dsec.scheduler.returns import At, Episode, Returns
+from dsec.scheduler.portions import Portion, Unread, counted
+from dsec.scheduler.returns import At, Returns
 from dsec_contracts import keys
 from dsec_contracts.curriculum import ChangeReason, CurriculumChanged
 
@@ -87,60 +87,6 @@ class Learner:
     def settle(self) -> None:
         """What was seen so far says nothing about what follows."""
         self.high_since_s = self.low_since_s = None
-
-
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """Steps of a session whose rewards are to be read from the log."""
-
-    session_id: UUID
-    first_step: int
-    last_step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Portion:
-    """What the log has of one episode, from `Unread.first_step` on."""
-
-    session_id: UUID
-    episode: int
-    steps: int
-    last_step: int
-    rewards: Sequence[float]
-    """In the order of the steps that have one."""
-    missing: int = 0
-    """Steps that will have no reward."""
-    at: At | None = None
-    """Where in the log its last step is. None: that is not among these."""
-    change: int | None = None
-    """The change of the level that the episode after it begins with."""
-
-    def complete(self, per_episode: bool) -> bool:
-        """Whether no reward is still to come."""
-        due = self.at is not None if per_episode else self.steps
-        return len(self.rewards) + self.missing >= due
-
-    def added_to(self, total: float | None) -> float | None:
-        """The sum of the episode's rewards, with those before; None: one is missing. Added one by
-        one: in how many portions an episode is read must make no difference."""
-        if total is None or self.missing:
-            return None
-        for reward in self.rewards:
-            total += reward
-        return total
-
-
-def counted(last: Portion, at: At, value: float | None) -> Episode | None:
-    """An episode that counts; None: it lacks a reward, or has one that is no number, and says
-    nothing of the agent.
-
-    Args:
-        last: its last portion.
-        value: the sum of its rewards.
-    """
-    if value is None or not isfinite(value):
-        return None
-    return Episode(at, value, last.session_id, last.last_step)
 
 
 def returns_by(rules: Rules) -> Returns:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import ARRAY, DateTime, Integer, Uuid, bindparam, text
 
-from dsec.scheduler.curriculum import Portion, Unread
+from dsec.scheduler.portions import Portion, Unread
 from dsec.scheduler.returns import At
 from dsec.session.io import CURRICULUM
 from dsec_contracts import keys

@@ -21,7 +21,6 @@ from dsec.platform.engine import async_engine
 from dsec.platform.log import LogReader, Position
 from dsec.scheduler import queries
 from dsec.scheduler.admission import Prior, digest_of
-from dsec.scheduler.curriculum import Portion, Unread
 from dsec.scheduler.episodes import (
     CHANGES,
     ENDED,
@@ -33,6 +32,7 @@ from dsec.scheduler.episodes import (
     portion,
     sessions,
 )
+from dsec.scheduler.portions import Portion, Unread
 from dsec_contracts import keys
 from dsec_contracts.canonical import decode
 from dsec_contracts.curriculum import CurriculumChanged

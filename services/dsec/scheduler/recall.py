@@ -20,12 +20,10 @@ from dsec.scheduler.curriculum import (
     STEPS_AT_ONCE_MAX,
     Curricula,
     Learner,
-    Portion,
-    Unread,
-    counted,
     returns_by,
 )
 from dsec.scheduler.episodes import Ended
+from dsec.scheduler.portions import Portion, Unread, counted
 from dsec.scheduler.returns import Episode, Returns
 from dsec_contracts.session import LAG_STEPS_MAX
 
