@@ -241,7 +241,7 @@ def test_an_observation_that_says_it_is_an_array(program, run):
 OURS = (
     "from dsec.session.adapters.gymnasium import EnvError as E; raise E('lost', 'the culprit')",
     "from dsec.session.stops import Stop as E; raise E('max_steps', 'the culprit')",
-    "from dsec.session.adapters.state import StateError as E; raise E('the culprit')",
+    "from dsec.session.adapters.readable import StateError as E; raise E('the culprit')",
     "from dsec.session.tools import CallsTooLarge as E; raise E('the culprit')",
     "from dsec.session.anchors import NotCaptured as E; raise E('the culprit')",
     "from dsec.session.anchor_restore import NotRestorable as E; raise E('the culprit')",

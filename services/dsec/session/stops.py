@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dsec.session.adapters.gymnasium import EnvError
-from dsec.session.adapters.state import StateError
+from dsec.session.adapters.readable import StateError
 from dsec.session.raised import is_ours, told, type_name
 from dsec.session.tools import CallsInvalid, CallsTooLarge
 from dsec_contracts.canonical import CanonicalError, encode

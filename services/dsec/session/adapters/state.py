@@ -11,22 +11,16 @@ from __future__ import annotations
 
 import ctypes
 import marshal
-import random
-import re
 from collections.abc import Callable
 from operator import itemgetter
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 
+from dsec.session.adapters.readable import DEPTH_MAX, PLAIN, canonical_bytes, slot_names
 from dsec.session.chain import digest16
-from dsec_contracts.canonical import CanonicalError, encode
+from dsec_contracts.canonical import encode
 
-STATE_DEPTH_MAX = 32
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_Seen = dict[int, tuple[int, Any]]
-"""Objects met, by id, numbered; each is kept, or another could come to lie where it was."""
 LARGE_LEAVES_MIN = 256
 """A container with more leaves than this is large: tables of transitions, mostly."""
 LARGE_EVERY_STEPS = 64
@@ -41,13 +35,7 @@ _IGNORED = frozenset(
         *("_ezpickle_args", "_ezpickle_kwargs"),
     )
 )
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, mostly
 _ARRAY_KINDS = "biufcSU"
-_SHIPPED = re.compile(r"^dsec_code_[0-9a-f]{16}\.")
-
-
-class StateError(ValueError):
-    """An attribute whose state cannot be read. Names it."""
 
 
 def generator_state(generator: Any) -> Callable[[], bytes]:
@@ -81,26 +69,30 @@ def generator_state(generator: Any) -> Callable[[], bytes]:
     return lambda: view.raw + rest.raw
 
 
-class _Layer:
-    """One object of the wrapper chain: which of its attributes are read, and how."""
+class Layer:
+    """One object of the wrapper chain: which of its attributes are read, and how.
+
+    `large`: by name, the large containers that were read: each itself, its digest, and whether it
+    holds arrays of objects. `reads`: how many readings there were since the reset.
+    """
 
     __slots__ = (
-        "_large",
-        "_reads",
         "_slots",
         "_target",
         "arrays",
         "attributes",
         "generators",
+        "large",
         "plain",
+        "reads",
         "slow",
     )
 
     def __init__(self, target: Any) -> None:
         self._target = target
-        self._large: dict[str, tuple[Any, bytes, bool]] = {}
-        self._reads = 0
-        self._slots = _slot_names(type(target))
+        self.large: dict[str, tuple[Any, bytes, bool]] = {}
+        self.reads = 0
+        self._slots = slot_names(type(target))
         self.attributes: dict[str, Any] = getattr(target, "__dict__", {})
         self.plan()
 
@@ -124,7 +116,7 @@ class _Layer:
 
     def begin(self) -> None:
         """A reset happened: read everything anew."""
-        self._reads = 0
+        self.reads = 0
 
     @property
     def has_rest(self) -> bool:
@@ -141,29 +133,29 @@ class _Layer:
             result += self._walk_slow(name, value)
         for name, slot in self._slots:
             if name not in _IGNORED and hasattr(self._target, slot):
-                value = getattr(self._target, slot)
-                result += encode(name) + _walk(value, f"{type(self._target).__name__}.{name}")
-        self._reads += 1
+                path = f"{type(self._target).__name__}.{name}"
+                result += encode(name) + canonical_bytes(getattr(self._target, slot), path)
+        self.reads += 1
         return result
 
     def _walk_slow(self, name: str, value: Any) -> bytes:
         path = f"{type(self._target).__name__}.{name}"
         if not isinstance(value, (dict, list, tuple)):
-            return _walk(value, path)
-        known = self._large.get(name)
+            return canonical_bytes(value, path)
+        known = self.large.get(name)
         same = known is not None and known[0] is value
-        if known is not None and same and self._reads % LARGE_EVERY_STEPS:
+        if known is not None and same and self.reads % LARGE_EVERY_STEPS:
             return known[1]
         # Of a large container that is only asked once: it costs more than the reading.
         has_objects = known[2] if known is not None and same else _has_objects(value, 0)
         try:
-            read = _walk(value, path) if has_objects else marshal.dumps(value, 2)
+            read = canonical_bytes(value, path) if has_objects else marshal.dumps(value, 2)
         except ValueError:
-            read = _walk(value, path)
+            read = canonical_bytes(value, path)
         if _leaves(value, LARGE_LEAVES_MIN + 1) > LARGE_LEAVES_MIN:
-            self._large[name] = (value, digest16(read), has_objects)
+            self.large[name] = (value, digest16(read), has_objects)
             return digest16(read)
-        self._large.pop(name, None)
+        self.large.pop(name, None)
         return read
 
 
@@ -172,33 +164,36 @@ class StateProbe:
 
     The plain attributes of all layers are read in one go, since every step of every session pays
     for this: four small reads cost more than what they read.
+
+    `layers`, `attributes_count` and `bind` are for `state_memory.py` too.
     """
 
     __slots__ = (
         "_arrays",
         "_attributes",
-        "_count",
         "_generators",
-        "_layers",
         "_plain",
         "_rest",
+        "attributes_count",
+        "layers",
     )
 
     def __init__(self, env: Any) -> None:
-        self._layers: list[_Layer] = []
+        self.layers: list[Layer] = []
         while True:
-            self._layers.append(_Layer(env))
+            self.layers.append(Layer(env))
             inner = env.__dict__.get("env") if hasattr(env, "__dict__") else None
             if inner is None or inner is env:
                 break
             env = inner
-        self._bind()
+        self.bind()
 
-    def _bind(self) -> None:
-        layers = self._layers
+    def bind(self) -> None:
+        """Prepare the readings, by how the layers sort their attributes now."""
+        layers = self.layers
         self._attributes = [layer.attributes for layer in layers]
         # One that comes is seen by their number, one that goes by the reading.
-        self._count = sum(map(len, self._attributes))
+        self.attributes_count = sum(map(len, self._attributes))
         self._plain = [(itemgetter(*la.plain), la.attributes) for la in layers if la.plain]
         self._arrays = [(la.attributes, name, kind) for la in layers for name, kind in la.arrays]
         self._generators: list[tuple[dict[str, Any], str, Any, Callable[[], bytes]]] = [
@@ -209,13 +204,13 @@ class StateProbe:
         self._rest = [layer for layer in layers if layer.has_rest]
 
     def _plan(self) -> None:
-        for layer in self._layers:
+        for layer in self.layers:
             layer.plan()
-        self._bind()
+        self.bind()
 
     def begin(self) -> None:
         """A reset happened: the next reading starts from nothing known."""
-        for layer in self._layers:
+        for layer in self.layers:
             layer.begin()
 
     def read(self) -> bytes:
@@ -224,7 +219,7 @@ class StateProbe:
         Raises:
             StateError: an attribute cannot be read.
         """
-        if sum(map(len, self._attributes)) != self._count:
+        if sum(map(len, self._attributes)) != self.attributes_count:
             self._plan()
         try:
             return self._read()
@@ -252,7 +247,7 @@ class StateProbe:
 
 def _is_plain(value: Any, depth: int) -> bool:
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return True
     if kind is np.ndarray:
         return bool(value.dtype.kind in _ARRAY_KINDS and value.flags.c_contiguous)
@@ -269,23 +264,10 @@ def _has_objects(value: Any, depth: int) -> bool:
         return bool(value.dtype.hasobject)
     if not isinstance(value, (dict, list, tuple, set, frozenset)):
         return False
-    if depth >= STATE_DEPTH_MAX:
+    if depth >= DEPTH_MAX:
         return True  # or a container in itself: the walk knows what to do
     items = value.values() if isinstance(value, dict) else value
     return any(_has_objects(item, depth + 1) for item in items)
-
-
-def _slot_names(kind: type) -> list[tuple[str, str]]:
-    """The slots of a class, each with the name under which `getattr` finds it."""
-    result = []
-    for base in kind.__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        for slot in (slots,) if isinstance(slots, str) else slots:
-            if slot in ("__dict__", "__weakref__"):
-                continue
-            private = slot.startswith("__") and not slot.endswith("__")
-            result.append((slot, f"_{base.__name__.lstrip('_')}{slot}" if private else slot))
-    return result
 
 
 def _leaves(value: Any, most: int) -> int:
@@ -302,86 +284,3 @@ def _leaves(value: Any, most: int) -> int:
 
 def _is_space(value: Any) -> bool:
     return any(base.__module__.startswith("gymnasium.spaces") for base in type(value).__mro__)
-
-
-def _walk(value: Any, path: str) -> bytes:
-    try:
-        return encode(_readable(value, path, {}, 0))
-    except CanonicalError as error:
-        raise StateError(f"{path}: {error}") from error
-
-
-def _readable(value: Any, path: str, seen: _Seen, depth: int) -> Any:
-    """`value` as canonical values, objects by their attributes, cycles by the order of meeting."""
-    if isinstance(value, (*_PLAIN, np.ndarray, np.generic)) and not (
-        isinstance(value, np.ndarray) and value.dtype.kind == "O"
-    ):
-        return value
-    if id(value) in seen:
-        return ["seen", seen[id(value)][0]]
-    seen[id(value)] = (len(seen), value)
-    if depth >= STATE_DEPTH_MAX:
-        raise StateError(f"{path}: nested deeper than {STATE_DEPTH_MAX}; define state_hash()")
-    if isinstance(value, (list, tuple)):
-        items = enumerate(value)
-        return [_readable(item, f"{path}[{n}]", seen, depth + 1) for n, item in items]
-    if isinstance(value, dict):
-        return [
-            [_readable(k, path, seen, depth + 1), _readable(v, f"{path}[{k!r}]", seen, depth + 1)]
-            for k, v in value.items()
-        ]
-    if isinstance(value, np.ndarray):
-        return _readable(value.tolist(), path, seen, depth)
-    return _readable_object(value, path, seen, depth)
-
-
-def _readable_object(value: Any, path: str, seen: _Seen, depth: int) -> Any:
-    kind = type(value)
-    # Shipped modules are named after their spec's hash, and that must not enter a state.
-    name = f"{_SHIPPED.sub('', kind.__module__)}.{kind.__qualname__}"
-    if isinstance(value, np.random.Generator):
-        return [name, encode(value.bit_generator.state)]
-    if isinstance(value, np.random.RandomState):
-        return [name, encode(value.get_state(legacy=False))]
-    if isinstance(value, random.Random):
-        return [name, encode(value.getstate())]
-    if isinstance(value, (set, frozenset)):
-        return {encode(_readable(item, path, seen, depth + 1)) for item in value}
-    if isinstance(value, (type, FunctionType, BuiltinFunctionType, ModuleType)):
-        return ["named", getattr(value, "__qualname__", value.__name__)]
-    if isinstance(value, MethodType):
-        return ["method", value.__func__.__qualname__]
-    if kind.__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
-        return value
-    attributes = dict(getattr(value, "__dict__", {}))
-    for _, slot in _slot_names(kind):
-        if hasattr(value, slot):
-            attributes[slot] = getattr(value, slot)
-    parts: list[Any] = [name]
-    if not attributes or _compiled(kind):
-        parts.append(_reduced(value, name, path, seen, depth))
-    if attributes:
-        parts.append(_readable(dict(sorted(attributes.items())), path, seen, depth + 1))
-    return parts
-
-
-def _reduced(value: Any, name: str, path: str, seen: _Seen, depth: int) -> Any:
-    """What a type written in C tells of its state to `copy` and `pickle`; Python cannot see it."""
-    try:
-        told = value.__reduce_ex__(2)
-    except Exception as error:
-        raise StateError(
-            f"{path}: the state of {name} cannot be read; give the environment a state_hash()"
-        ) from error
-    if isinstance(told, str):
-        return ["named", told]
-    made, arguments, state, items, pairs = (*told, None, None, None)[:5]
-    parts = [list(arguments), state, list(items or ()), [list(pair) for pair in pairs or ()]]
-    if state is getattr(value, "__dict__", None):
-        parts[1] = None  # it is read with the attributes
-    return [getattr(made, "__qualname__", ""), _readable(parts, path, seen, depth + 1)]
-
-
-def _compiled(kind: type) -> bool:
-    """Whether a type has a part that is written in C and may keep state there."""
-    return any(base is not object and not (base.__flags__ & _HEAP_TYPE) for base in kind.__mro__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dsec.session.adapters.state import StateProbe, _Layer
+from dsec.session.adapters.state import Layer, StateProbe
 
 Memory = dict[str, Any]
 """Canonical values only."""
@@ -17,10 +17,10 @@ Memory = dict[str, Any]
 
 def memory_of(probe: StateProbe) -> Memory:
     """What a probe remembers."""
-    return {"count": probe._count, "layers": [_of_layer(la) for la in probe._layers]}
+    return {"count": probe.attributes_count, "layers": [_of_layer(la) for la in probe.layers]}
 
 
-def _of_layer(layer: _Layer) -> dict[str, Any]:
+def _of_layer(layer: Layer) -> dict[str, Any]:
     attributes = layer.attributes
     return {
         "plain": list(layer.plain),
@@ -31,10 +31,10 @@ def _of_layer(layer: _Layer) -> dict[str, Any]:
             [name, getattr(attributes.get(name), "dtype", None) is dtype]
             for name, dtype in layer.arrays
         ],
-        "reads": layer._reads,
+        "reads": layer.reads,
         "large": {
             name: [read, has_objects]
-            for name, (value, read, has_objects) in layer._large.items()
+            for name, (value, read, has_objects) in layer.large.items()
             if attributes.get(name) is value
         },
     }
@@ -47,16 +47,16 @@ def recall(probe: StateProbe, memory: Memory) -> None:
     Raises:
         ValueError, KeyError, TypeError: the environment is made of other layers.
     """
-    for layer, told in zip(probe._layers, memory["layers"], strict=True):
+    for layer, told in zip(probe.layers, memory["layers"], strict=True):
         layer.plain, layer.slow = list(told["plain"]), list(told["slow"])
         layer.generators = list(told["generators"])
         layer.arrays = [
             (name, layer.attributes[name].dtype if same else None) for name, same in told["arrays"]
         ]
-        layer._reads = max(0, told["reads"] - 1)
-        layer._large = {
+        layer.reads = max(0, told["reads"] - 1)
+        layer.large = {
             name: (layer.attributes[name], bytes(read), bool(has_objects))
             for name, (read, has_objects) in told["large"].items()
         }
-    probe._bind()
-    probe._count = memory["count"]
+    probe.bind()
+    probe.attributes_count = memory["count"]
