@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from dsec.cli.answer import answers, json_option, say_json
-from dsec.cli.stack import state_dir_option
+from dsec.cli.state_dir import state_dir_option
 from dsec.client.endpoints import ClientError, find_endpoints, stack_folder
 from dsec.platform.stack import stack_status
 from dsec.platform.stack.postgres import POSTGRES, owner_url

@@ -38,7 +38,7 @@ class Place(NamedTuple):
 COMMANDS = {
     "up": Place("stack", "up", "Start the embedded stack."),
     "down": Place("stack", "down", "Stop the embedded stack."),
-    "status": Place("stack", "status", "Show what runs, and how it is set."),
+    "status": Place("status", "status", "Show what runs, and how it is set."),
     "env": Place("env", "env", "Print the URLs for programs of your own, passwords included."),
     "demo": Place("demo", "demo", "Run twenty sessions, kill a worker, check every step."),
     "validate-determinism": Place(

@@ -1,4 +1,4 @@
-"""`dsec up`, `down` and `status`: the embedded stack."""
+"""`dsec up` and `down`: the embedded stack."""
 
 from __future__ import annotations
 
@@ -7,23 +7,15 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
-from dsec.cli.answer import Refused, answers, err, exit_with, json_option, out, say_json
-from dsec.doctor.hiding import shown
-from dsec.platform.stack import (
-    Endpoints,
-    StackOptions,
-    StackStatus,
-    default_state_dir,
-    stack_status,
-    stop_stack,
-)
+from dsec.cli.answer import Refused, answers, err, json_option, say_json
+from dsec.cli.state_dir import state_dir_option
+from dsec.cli.status import status_json
+from dsec.platform.stack import StackOptions, default_state_dir, stack_status, stop_stack
 
 STOP_WAIT_S = 60.0
 READY = "ready"
@@ -33,12 +25,6 @@ URL_VARIABLES = {
 """Options that may hold a password, and where else they may be given: everybody on a machine can
 read a process's arguments, and only its owner its environment. They are not the variables that
 clients read, or `up` would take a client's servers for the ones to use."""
-
-state_dir_option = click.option(
-    "--state-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Where the stack keeps its data.  [default: DSEC_STATE_DIR or ~/.local/share/dsec]",
-)
 
 
 @click.command()
@@ -203,7 +189,7 @@ def _detached_command(chosen: dict[str, Any], ready_fd: int) -> tuple[list[str],
 def _say_up(state_dir: Path, as_json: bool) -> None:
     status = stack_status(state_dir)
     if as_json:
-        say_json({"ok": True, **_status_json(status)})
+        say_json({"ok": True, **status_json(status)})
         return
     click.echo(f"DSec is up on {state_dir}. Try `dsec demo`, or `dsec init DIR`.")
 
@@ -229,113 +215,3 @@ def down(state_dir: Path | None, as_json: bool) -> None:
         click.echo(f"Ended {leftover}, left by an earlier run.")
     if result.note is not None:
         click.echo(f"It is stopped. {result.note}")
-
-
-@click.command()
-@state_dir_option
-@json_option
-@answers
-def status(state_dir: Path | None, as_json: bool) -> None:
-    """Show what runs, and the effective scheduler.config.yaml. Exits 0 if all of it runs and the
-    log gets on."""
-    found = stack_status(state_dir or default_state_dir())
-    config = _scheduler_config(found.state_dir)
-    storage = _storage_sentence(found)
-    if found.state == "running" and found.endpoints is not None:
-        from dsec.cli.standstill import standstill
-
-        still = None if found.problem else asyncio.run(standstill(found.endpoints.nats_url))
-        found = replace(found, problem=found.problem or still)
-    well = found.state == "running" and not found.problem
-    aside, told = _put_aside(found) if well else (None, [])
-    if as_json:
-        more = {"log_storage": storage, "put_aside": aside, "scheduler_config": config}
-        say_json({**_status_json(found), **more})
-        exit_with(well)
-    out.print(f"The stack on {found.state_dir} is [bold]{found.state}[/bold].", soft_wrap=True)
-    if found.problem:
-        out.print(found.problem, soft_wrap=True)
-    if found.processes:
-        out.print(_process_table(found))
-    if found.endpoints is not None:
-        out.print(f"NATS        {shown(found.endpoints.nats_url)}", soft_wrap=True)
-        out.print(f"PostgreSQL  {shown(found.endpoints.database_url)}", soft_wrap=True)
-        out.print(f"objects     {found.endpoints.object_store_url}", soft_wrap=True)
-    if storage is not None:
-        out.print(storage, soft_wrap=True, highlight=False)
-    for sentence in told:
-        out.print(sentence, soft_wrap=True, markup=False, highlight=False)
-    import yaml
-
-    out.print("\nscheduler.config.yaml, as it is in effect:")
-    out.print(yaml.safe_dump(config, sort_keys=False).rstrip(), highlight=False)
-    exit_with(well)
-
-
-def _storage_sentence(found: StackStatus) -> str | None:
-    """How the log is kept, while there is a stack to ask."""
-    if found.endpoints is None or found.state == "stopped":
-        return None
-    from dsec.platform.db import DatabaseError
-    from dsec.platform.storage import log_storage
-
-    try:
-        storage = log_storage(found.endpoints.database_url)
-    except DatabaseError as error:
-        return f"How the log is kept cannot be said: {error}"
-    return storage.sentence() if storage is not None else None
-
-
-def _put_aside(found: StackStatus) -> tuple[dict[str, dict[str, int]] | None, list[str]]:
-    """What is not in the log, by where it is, and the same in sentences."""
-    assert found.endpoints is not None, "of a stack that runs"
-    from dsec.cli.put_aside import put_aside, sentences
-    from dsec.platform.bus import BusError
-    from dsec.platform.db import DatabaseError
-
-    try:
-        aside = put_aside(found.endpoints.nats_url, found.endpoints.database_url)
-    except (BusError, DatabaseError) as error:
-        return None, [f"What was put aside cannot be said: {error}"]
-    return aside, sentences(aside)
-
-
-def _scheduler_config(state_dir: Path) -> Any:
-    from dsec.cli.services import scheduler_config_path
-    from dsec.scheduler.settings import ConfigError, load_config
-
-    try:
-        return load_config(scheduler_config_path(state_dir)).model_dump(mode="json")
-    except ConfigError as error:
-        return {"error": str(error)}
-
-
-def _process_table(found: StackStatus) -> Table:
-    table = Table("process", "pid", "since", "log", box=None, pad_edge=False)
-    for process in found.processes:
-        since = datetime.fromtimestamp(process.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        table.add_row(
-            process.name,
-            str(process.pid) if process.alive else "gone",
-            since,
-            process.log_path,
-        )
-    return table
-
-
-def _status_json(found: StackStatus) -> dict[str, Any]:
-    return {
-        "state": found.state,
-        "state_dir": str(found.state_dir),
-        "since": found.since,
-        "endpoints": _shown_endpoints(found.endpoints),
-        "processes": [asdict(process) for process in found.processes],
-        "problem": found.problem,
-    }
-
-
-def _shown_endpoints(endpoints: Endpoints | None) -> dict[str, str] | None:
-    """Without users and passwords, which `dsec env` prints."""
-    if endpoints is None:
-        return None
-    return {name: shown(url) for name, url in asdict(endpoints).items()}
