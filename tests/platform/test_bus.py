@@ -16,6 +16,7 @@ from nats.aio.msg import Msg
 
 from dsec.platform.bus import (
     Author,
+    BadMessage,
     Bus,
     BusError,
     BusUnavailable,
@@ -31,7 +32,8 @@ from dsec.platform.clock import utc_now
 from dsec.platform.stack.nats_server import NatsServerOptions, nats_server_process
 from dsec.platform.stack.ports import free_port
 from dsec.platform.stack.process import ChildProcess
-from dsec_contracts import SessionCancelRequested, subjects
+from dsec_contracts import SessionCancelRequested, SessionEnded, subjects
+from dsec_contracts.envelope import Envelope
 from dsec_contracts.session import CancelCircumstance, CancelFact
 
 pytestmark = pytest.mark.nats
@@ -177,6 +179,15 @@ def test_deliveries_of_newer_servers_are_read_too() -> None:
         assert message.time == message._raw.metadata.timestamp
     with pytest.raises(BusError, match="no delivery"):
         wrapped("_INBOX.a.b")
+
+
+def test_an_event_of_another_kind_is_a_bad_message() -> None:
+    found = Envelope("e", SessionCancelRequested.event_type(), "test", utc_now()).headers()
+    raw: Any = None
+    message = Message("dsec.session.ended.x", found, cancel().body(), 1, 1, utc_now(), raw)
+    assert message.event_of(SessionCancelRequested) == cancel()
+    with pytest.raises(BadMessage, match=r"SessionCancelRequested on dsec\.session\.ended\.x"):
+        message.event_of(SessionEnded)
 
 
 async def test_the_time_at_a_sequence_is_the_time_that_was_delivered(bus: Bus) -> None:

@@ -15,7 +15,7 @@ from datetime import datetime
 from dsec.anchor_sync.effects import Lost, Stored, keep
 from dsec.anchor_sync.settings import AnchorSyncSettings
 from dsec.anchor_sync.traces import settled
-from dsec.platform.bus import BadMessage, Bus, Message, Settler
+from dsec.platform.bus import Bus, Message, Settler
 from dsec.platform.objects import BlobNotFound, ObjectStore
 from dsec.platform.telemetry import OFF, Telemetry, metrics
 from dsec_contracts import (
@@ -71,9 +71,7 @@ class Keeper:
         await self._settler.close(wait_s)
 
     async def _work(self, message: Message) -> None:
-        event = message.event()
-        if not isinstance(event, AnchorCaptured):
-            raise BadMessage(f"{type(event).__name__} on {message.subject}")
+        event = message.event_of(AnchorCaptured)
         begun_s = asyncio.get_running_loop().time()
         outcome = await self._outcome(message, event)
         seconds = asyncio.get_running_loop().time() - begun_s

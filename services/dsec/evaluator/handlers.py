@@ -56,9 +56,7 @@ class Evaluator:
         await self._settler.handle(message)
 
     async def _handle(self, message: Message) -> None:
-        event = message.event()
-        if not isinstance(event, SessionEnded):
-            raise BadMessage(f"{type(event).__name__} on {message.subject}")
+        event = message.event_of(SessionEnded)
         await self._log.wait_floor(message.sequence, self._settings.evaluator_floor_wait_s)
         session_id = event.fact.session_id
         self.sessions += 1

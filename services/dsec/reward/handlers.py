@@ -279,9 +279,7 @@ class Rewarder:
 
 
 def _read(message: Message) -> tuple[Envelope, Batch]:
-    event = message.event()
-    if not isinstance(event, SessionStepped):
-        raise BadMessage(f"{type(event).__name__} on {message.subject}")
+    event = message.event_of(SessionStepped)
     try:
         subjects.token(event.circumstance.lane)
     except ValueError as error:

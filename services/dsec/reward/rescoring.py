@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 
-from dsec.platform.bus import BadMessage, Bus, Message, Settler
+from dsec.platform.bus import Bus, Message, Settler
 from dsec.platform.log import LogReader
 from dsec.reward.asking import Answered, Asking, Name
 from dsec.reward.batch import Batch
@@ -84,9 +84,7 @@ class Rescorer:
         await self._settler.handle(message)
 
     async def _handle(self, message: Message) -> None:
-        event = message.event()
-        if not isinstance(event, RewardRescoreRequested):
-            raise BadMessage(f"{type(event).__name__} on {message.subject}")
+        event = message.event_of(RewardRescoreRequested)
         fact, envelope = event.fact, message.envelope()
         await self._log.wait_floor(message.sequence, self._settings.reward_spec_wait_s)
         first = await self._log.row(fact.session_id, keys.rescore_requested(fact.revision))

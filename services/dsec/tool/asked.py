@@ -90,9 +90,7 @@ def asked_by(message: Message, now: datetime, sure_s: float) -> list[Asked]:
     Raises:
         BadMessage: it is none.
     """
-    event = message.event()
-    if not isinstance(event, ToolCalled):
-        raise BadMessage(f"{type(event).__name__} on {message.subject}")
+    event = message.event_of(ToolCalled)
     fact, told = event.fact, event.circumstance
     envelope = message.envelope()
     age_s = (now - message.time).total_seconds()

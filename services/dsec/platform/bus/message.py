@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from nats.aio.msg import Msg
 from pydantic import ValidationError
@@ -13,6 +14,8 @@ from dsec.platform.bus.errors import BadMessage, BusError
 from dsec.platform.crash_points import reached
 from dsec_contracts.catalog import parse
 from dsec_contracts.envelope import Envelope, EnvelopeError, Event
+
+_E = TypeVar("_E", bound=Event)
 
 _V1_TOKENS = 9
 """$JS.ACK.<stream>.<consumer>.<delivered>.<sequence>.<consumer's sequence>.<time>.<pending>;
@@ -83,6 +86,18 @@ class Message:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "body"
             raise BadMessage(f"{where}: {first['msg']}") from error
+
+    def event_of(self, kind: type[_E]) -> _E:
+        """The event, on a subject that holds nothing but this kind.
+
+        Raises:
+            BadMessage: also where it is of another kind.
+            UnknownEvent: see `event`.
+        """
+        event = self.event()
+        if not isinstance(event, kind):
+            raise BadMessage(f"{type(event).__name__} on {self.subject}")
+        return event
 
     async def ack(self) -> None:
         """Done. Fire and forget: a lost acknowledgement means one more delivery."""
