@@ -67,6 +67,7 @@ class HeartbeatCircumstance(Part):
 
     pid: int = 0
     memory_bytes: int = 0
+    """The resident memory of the worker's process. 0: it is not known, or the worker is dead."""
     sessions: list[UUID] = Field(default_factory=list)
     attempts: list[int] = Field(default_factory=list)
     steps: list[int] = Field(default_factory=list)

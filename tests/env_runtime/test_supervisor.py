@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from time import monotonic_ns
 from uuid import UUID
 
 import psutil
@@ -152,6 +153,18 @@ class Node:
         facts = [beat.fact for _, beat in self.beats if beat.fact.worker == worker]
         return sum(fact.state == "dead" for fact in facts)
 
+    def said(self, state: str) -> list[WorkerHeartbeat]:
+        """What the supervisor said of workers in a state."""
+        own = [beat for source, beat in self.beats if source.endswith("/supervisor")]
+        return [beat for beat in own if beat.fact.state == state]
+
+    async def vouched(self) -> list[WorkerHeartbeat]:
+        """What the supervisor said of a worker that it beats for, once it does."""
+        async with asyncio.timeout(10):
+            while not (found := self.said("ready")):  # noqa: ASYNC110 - others publish it
+                await asyncio.sleep(0.02)
+        return found
+
     async def died(self, worker: str, times: int = 1) -> None:
         """Wait until the worker was said to be dead so often."""
         async with asyncio.timeout(10):
@@ -196,6 +209,22 @@ async def test_a_worker_knows_its_servers_and_user_code_finds_no_secret(nats_url
         for told in (*environment.values(), *process.cmdline()):
             assert "hidden" not in told
             assert nats_url not in told
+
+
+@pytest.mark.nats
+async def test_who_beats_for_a_busy_worker_tells_its_memory_and_of_a_dead_one_none(
+    nats_url: str,
+) -> None:
+    async with running(nats_url, os.environ) as node:
+        child = await node.beating()
+        there = psutil.Process(child.process.pid).memory_info().rss
+        child.slot.assign(0, UUID(int=1), 60.0)
+        child.slot.enter(0, 0, monotonic_ns())
+        [said, *_] = await node.vouched()
+        assert 0.5 * there < said.circumstance.memory_bytes < 2 * there
+        child.process.kill()
+        await node.died(child.name)
+        assert {beat.circumstance.memory_bytes for beat in node.said("dead")} == {0}
 
 
 @pytest.mark.nats

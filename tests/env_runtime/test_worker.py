@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+import resource
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import psutil
 import pytest
 from tests.env_runtime.conftest import AGENT, ENV, Probe, World, code_of, request_of, world_on
 
@@ -135,6 +138,35 @@ async def test_heartbeats_name_in_turn_all_sessions_live_or_not_started_yet(
     assert named(beats) == {opening.session_id: "reward", live.session_id: "reward"}
     assert {beat.circumstance.sessions_total for beat in beats} == {2}
     assert {len(beat.circumstance.sessions) for beat in beats} == {1}
+
+
+async def test_heartbeats_tell_the_resident_memory_of_the_worker(world: World) -> None:
+    await world.worker(heartbeat_period_s=0.05)
+    beats = await heartbeats(world)
+    await world.until(lambda: len(beats) > 0)
+    there = psutil.Process().memory_info().rss  # the worker runs in this process
+    assert 0.5 * there < beats[-1].circumstance.memory_bytes < 2 * there
+
+
+async def test_a_worker_whose_code_holds_every_file_it_may_open_goes_on_beating(
+    world: World,
+) -> None:
+    await world.worker(heartbeat_period_s=0.05)
+    beats = await heartbeats(world)
+    with every_file_open():
+        await world.until(lambda: len(beats) > 3 and not beats[-1].circumstance.memory_bytes)
+    await world.until(lambda: beats[-1].circumstance.memory_bytes > 0)
+
+
+@contextlib.contextmanager
+def every_file_open() -> Iterator[None]:
+    """No file can be opened meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def named(beats: list[WorkerHeartbeat]) -> dict[UUID, str]:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, monotonic_ns
 
-import psutil
-
 from dsec.env_runtime.death import Death, judge
+from dsec.env_runtime.memory import resident_bytes
 from dsec.env_runtime.running import RunningSlot, Starter
 from dsec.platform.user_limits import kill_group, started_by
 from dsec_contracts.worker import DeathReason
@@ -70,11 +69,8 @@ class Child:
 
     def check_memory(self, bytes_max: int) -> None:
         """Kill it if it uses more memory than it may."""
-        try:
-            used = psutil.Process(self.process.pid).memory_info().rss
-        except psutil.Error:
-            return
-        if used > bytes_max:
+        used = resident_bytes(self.process.pid)
+        if used is not None and used > bytes_max:
             log.warning("worker %s uses %d bytes", self.name, used)
             self._kill("oom")
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 from uuid import UUID
 
+from dsec.env_runtime.memory import resident_bytes
 from dsec.env_runtime.roster import Roster
 from dsec.platform.bus import Author
 from dsec_contracts import WorkerHeartbeat
@@ -102,6 +103,7 @@ class Heartbeats:
         )
         circumstance = HeartbeatCircumstance(
             pid=os.getpid(),
+            memory_bytes=resident_bytes() or 0,
             sessions=[one.session_id for one in told],
             attempts=[one.attempt for one in told],
             steps=[one.steps for one in told],

@@ -25,6 +25,7 @@ import uuid_utils
 
 from dsec.env_runtime.child import Child
 from dsec.env_runtime.death import Death
+from dsec.env_runtime.memory import resident_bytes
 from dsec.env_runtime.running import RunningSlot
 from dsec.env_runtime.settings import EnvRuntimeSettings
 from dsec.platform.bus import Bus
@@ -191,7 +192,10 @@ class Supervisor:
             culprit=death.culprit if death else None,
             detail=death.detail if death else "",
         )
-        told = HeartbeatCircumstance(pid=child.process.pid)
+        pid = child.process.pid
+        # Another process may have the id of a dead one.
+        memory_bytes = 0 if death else resident_bytes(pid) or 0
+        told = HeartbeatCircumstance(pid=pid, memory_bytes=memory_bytes)
         await self._bus.publish_transient(
             WorkerHeartbeat(fact=fact, circumstance=told),
             child.name,

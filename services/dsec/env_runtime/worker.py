@@ -22,6 +22,7 @@ from dsec.env_runtime.hearing import Hearing
 from dsec.env_runtime.heartbeats import Heartbeats
 from dsec.env_runtime.lane import Lane
 from dsec.env_runtime.library import Library, Tail
+from dsec.env_runtime.memory import resident_bytes
 from dsec.env_runtime.opening import Opener
 from dsec.env_runtime.replies import CONSUMER_INACTIVE_S, Replies
 from dsec.env_runtime.roster import Roster
@@ -144,6 +145,7 @@ class Worker:
         telemetry.counter(metrics.ANCHORS_LOADED, lambda: opener.anchors_loaded)
         telemetry.counter(metrics.ANCHORS_MISSED, lambda: opener.anchors_missed)
         telemetry.gauge(metrics.SESSIONS_HOSTED, lambda: len(self.roster.seats))
+        telemetry.gauge(metrics.WORKER_MEMORY, resident_bytes)
 
     def _lane(self, name: str) -> Lane:
         s = self._settings

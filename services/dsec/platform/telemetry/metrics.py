@@ -72,6 +72,7 @@ WORKERS_FENCED = Metric("dsec.workers.fenced", "{worker}", "workers that were gi
 TICKS = Metric("dsec.ticks", "{tick}", "ticks of a worker's lanes")
 STEPS = Metric("dsec.steps", "{step}", "steps that a worker's sessions took")
 SESSIONS_HOSTED = Metric("dsec.sessions.hosted", "{session}", "sessions that a worker steps")
+WORKER_MEMORY = Metric("dsec.worker.memory", "By", "resident memory of a worker")
 TICKS_REWARDED = Metric("dsec.ticks.rewarded", "{tick}", "ticks that a replica has answered")
 REWARDS = Metric("dsec.rewards", "{reward}", "rewards that a replica has published")
 REWARDS_DEFERRED = Metric(
@@ -113,6 +114,7 @@ OPERATIONAL = (
     TICKS,
     STEPS,
     SESSIONS_HOSTED,
+    WORKER_MEMORY,
     TICKS_REWARDED,
     REWARDS,
     REWARDS_DEFERRED,
