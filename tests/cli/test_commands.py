@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 from uuid import UUID
 
@@ -28,6 +29,7 @@ from dsec.cli.tables import as_yaml, print_fields, print_summaries, print_table
 from dsec.client.client import Client, Group
 from dsec.client.queries import Summary
 from dsec.client.specs import read_session
+from dsec.platform.stack.ports import free_port
 from dsec.platform.telemetry.metrics import NAMED
 from dsec.session.memory_log import MemoryLog
 from dsec_contracts import SessionRequested, keys
@@ -119,6 +121,19 @@ def test_without_a_stack_one_sentence_says_what_to_do(arguments: tuple[str, ...]
     assert "no stack is running" in result.stderr
     assert "dsec up --detach" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_who_only_looks_hears_within_seconds_that_the_bus_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = f"nats://127.0.0.1:{free_port()}"
+    monkeypatch.setenv("DSEC_NATS_URL", url)
+    monkeypatch.setenv("DSEC_DATABASE_URL", f"postgresql://127.0.0.1:{free_port()}/log")
+    began = monotonic()
+    result = dsec("services", "status")
+    assert monotonic() - began < 10
+    assert result.exit_code == 1
+    assert f"no NATS server answers at {url} within 4 s" in result.stderr
 
 
 def test_mistakes_in_files_are_told_before_a_stack_is_asked_for(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from dsec.client.services_file import declare as declare_service
 from dsec.client.services_file import read_services
 from dsec.platform.budget import Ledger, spacing_s
 from dsec.platform.bus import Bucket
+from dsec.platform.bus.retry import LOOKING
 from dsec.platform.permits import key_of as budget_key
 from dsec.platform.permits import read_ledger
 from dsec.platform.roles import SERVICES_BUCKET
@@ -93,7 +94,8 @@ def status(as_json: bool) -> None:
 
     async def work() -> list[dict[str, Any]]:
         async with Client(name="cli") as client:
-            bucket = await (await client.bus()).existing_bucket(SERVICES_BUCKET)
+            bus = await client.bus(LOOKING)
+            bucket = await bus.existing_bucket(SERVICES_BUCKET)
             return [await _status(fact, bucket) for fact in _sorted(await _declared(client))]
 
     found = run_async(work())

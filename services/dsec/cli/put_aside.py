@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from dsec.platform.bus import Bus
+from dsec.platform.bus.retry import LOOKING
 from dsec.platform.storage import parked_messages
 from dsec_contracts import subjects
 
@@ -15,7 +16,7 @@ async def dead_letters(nats_url: str) -> dict[str, int]:
     Raises:
         BusError: the server does not answer, or has no stream.
     """
-    bus = await Bus.connect(nats_url, "status")
+    bus = await Bus.connect(nats_url, "status", LOOKING)
     try:
         found = await bus.counts(f"{subjects.DEAD_LETTER}.*")
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from dsec.platform.bus import Bus, BusError, ConsumerState
+from dsec.platform.bus.retry import LOOKING
 
 RECORDER = "recorder"
 STILL_S = 3.0
@@ -14,7 +15,7 @@ STILL_S = 3.0
 async def standstill(nats_url: str) -> str | None:
     """Why the log stands still, in a sentence; None: it does not, or has nothing to do."""
     try:
-        bus = await Bus.connect(nats_url, "status")
+        bus = await Bus.connect(nats_url, "status", LOOKING)
     except BusError as error:
         return str(error)
     try:

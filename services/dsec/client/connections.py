@@ -14,6 +14,7 @@ from typing import Any, Self
 from dsec.client.endpoints import ClientError, find_endpoints, stack_folder
 from dsec.client.queries import Queries
 from dsec.platform.bus import Bus
+from dsec.platform.bus.retry import Retry
 from dsec.platform.log import LogReader
 from dsec.platform.objects import ObjectStore
 from dsec.platform.stack.room import full_disk
@@ -64,11 +65,15 @@ class Connections:
             await self._log.close()
         await self.queries.close()
 
-    async def bus(self) -> Bus:
-        """The bus, connected."""
+    async def bus(self, patience: Retry | None = None) -> Bus:
+        """The bus, connected.
+
+        Raises:
+            BusUnavailable: not within `patience`; None: half a minute, which outlasts a restart.
+        """
         async with self._connecting:
             if self._bus is None:
-                self._bus = await Bus.connect(self.nats_url, self.name)
+                self._bus = await Bus.connect(self.nats_url, self.name, patience)
             return self._bus
 
     async def log(self) -> LogReader:

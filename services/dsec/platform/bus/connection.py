@@ -22,7 +22,7 @@ from dsec.platform.bus.errors import BusUnavailable
 from dsec.platform.bus.lease import Lease
 from dsec.platform.bus.publisher import Publisher
 from dsec.platform.bus.refusals import GuardedClient
-from dsec.platform.bus.retry import AWAY, CONNECTING
+from dsec.platform.bus.retry import AWAY, CONNECTING, Retry
 from dsec.platform.bus.stream import NoStream, Stream, StreamOptions, StreamState
 from dsec.platform.roles import inbox_prefix
 from dsec_contracts import subjects
@@ -40,22 +40,24 @@ class Bus(Publisher):
         self.name = name
 
     @classmethod
-    async def connect(cls, url: str, name: str) -> Self:
+    async def connect(cls, url: str, name: str, patience: Retry | None = None) -> Self:
         """Connect, and stay connected: the client reconnects for ever, to any node of a cluster.
 
         Args:
             url: of a server, or of several nodes of a cluster, separated by commas.
+            patience: how long it is waited for the first connection; None: as `CONNECTING` says.
 
         Raises:
-            BusUnavailable: no server for as long as `CONNECTING` waits.
+            BusUnavailable: no server for so long.
         """
+        patience = patience or CONNECTING
         # Otherwise everybody would be at the node that is named first.
         urls = nodes(url)
         urls = random.SystemRandom().sample(urls, len(urls))
         try:
             # The client that reconnects for ever also connects for ever, the first time.
-            async with asyncio.timeout(CONNECTING.wait_s_max):
-                async for attempt in CONNECTING.attempts():
+            async with asyncio.timeout(patience.wait_s_max):
+                async for attempt in patience.attempts():
                     with attempt:
                         nc = BusClient()
                         await nc.connect(
@@ -71,7 +73,7 @@ class Bus(Publisher):
         except (OSError, nats.errors.Error, TimeoutError) as error:
             raise BusUnavailable(
                 f"no NATS server answers at {_without_secret(url)} within "
-                f"{CONNECTING.wait_s_max:.0f} s ({error!r}): "
+                f"{patience.wait_s_max:.0f} s ({error!r}): "
                 "is it running, and is DSEC_NATS_URL right?"
             ) from error
         return cls(nc, name)

@@ -42,4 +42,6 @@ class Retry:
 
 
 CONNECTING = Retry(wait_s_max=30.0, pause_s_max=1.0)
+LOOKING = Retry(wait_s_max=4.0, pause_s_max=0.5)
+"""Of whoever only looks, and would rather hear that the bus is away than wait until it is back."""
 PUBLISHING = Retry(wait_s_max=600.0, pause_s_max=2.0)
