@@ -30,6 +30,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from dsec.session.anchors import Anchoring, OnAnchor, restorer
+from dsec.session.blame import raised_at
 from dsec.session.chain import chain_next, chain_start
 from dsec.session.decision import checked
 from dsec.session.encoding import encode_info, plain_info
@@ -195,7 +196,7 @@ class SessionMachine(Telling):
         except MemoryError:
             raise
         except BaseException as error:
-            raise stop_of("env_raised", error) from error
+            raise raised_at(error, self._env.action_space, action_bytes) from error
         try:
             observation, env_reward, terminated, truncated, info = result
             env_reward = float(env_reward)

@@ -9,6 +9,7 @@ error, and the first output that comes out differently is named with its field.
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any, cast
 
 from dsec.session.anchor_record import Compared
@@ -36,7 +37,7 @@ from dsec.session.machine import SessionMachine
 from dsec.session.named_inputs import NamedInputs, NotInLog
 from dsec.session.recorded import Recorded, RecordedStep
 from dsec.session.recorded_turns import RecordedTurns
-from dsec.session.stops import OWN_CODES
+from dsec.session.stops import FORMERLY, OWN_CODES
 from dsec_contracts import keys
 from dsec_contracts.canonical import decode
 from dsec_contracts.step import STEP_FIELDS
@@ -284,4 +285,8 @@ def _compare_end(machine: SessionMachine, ended: Ended) -> Divergence | None:
         status, code, inputs = ended.status, ended.code, ended.inputs
         chain = chain_end(machine.chain, status, code, steps, episodes, inputs)
         actual = Ended(status, code, steps, episodes, inputs, chain)
+    elif FORMERLY.get(actual.code) == ended.code:
+        steps, episodes, inputs = actual.steps, actual.episodes, actual.inputs
+        chain = chain_end(machine.chain, actual.status, ended.code, steps, episodes, inputs)
+        actual = replace(actual, code=ended.code, chain=chain)
     return end_difference(ended, actual)

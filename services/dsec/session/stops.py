@@ -15,11 +15,17 @@ from dsec.session.raised import is_ours, told, type_name
 from dsec.session.tools import CallsInvalid, CallsTooLarge
 from dsec_contracts.canonical import CanonicalError, encode
 
+ACTION_INVALID, ENV_RAISED = "action_invalid", "env_raised"
 OWN_CODES = frozenset(
-    ("agent_raised", "agent_invalid", "env_raised", "env_invalid", "too_large", "tool_turns_max")
+    (
+        *("agent_raised", "agent_invalid", ACTION_INVALID, ENV_RAISED, "env_invalid"),
+        *("too_large", "tool_turns_max"),
+    )
 )
 """The codes of failures that the machine itself finds, and finds again when it is re-executed.
 Beside these only a fatal notice about a reward fails a session from within."""
+FORMERLY = {ACTION_INVALID: ENV_RAISED}
+"""Codes, and what logs call the same end that are older than they."""
 
 
 class Stop(Exception):
