@@ -126,7 +126,11 @@ def drive(machine: SessionMachine, recorded: Recorded) -> Any:
     assert divergence is None, divergence
 
 
-@pytest.mark.parametrize("agent", [WHOLE, STATED], ids=["whole", "with_its_own_state"])
+@pytest.mark.parametrize(
+    "agent",
+    [WHOLE, STATED, STATED.replace("set_state", "load_state")],
+    ids=["whole", "with_its_own_state", "with_load_state"],
+)
 @pytest.mark.parametrize("env", ["gymnasium:CartPole-v1", TABLE], ids=["cartpole", "table"])
 def test_a_session_comes_back_from_any_anchor(
     program: Any, session_id: UUID, agent: str, env: str
@@ -417,8 +421,11 @@ def test_a_blob_of_something_else_makes_no_machine(program: Any, session_id: UUI
         )
 
 
-def test_the_agent_is_told_which_anchor_it_comes_from(program: Any, session_id: UUID) -> None:
-    made = program(STATED, anchors={"every_steps": 20})
+@pytest.mark.parametrize("method", ["set_state", "load_state"])
+def test_the_agent_is_told_which_anchor_it_comes_from(
+    program: Any, session_id: UUID, method: str
+) -> None:
+    made = program(STATED.replace("set_state", method), anchors={"every_steps": 20})
     rows, blobs = run_with_blobs(made, session_id)
     recorded = Recorded.from_rows(rows)
     anchor, before = recorded.anchors[40], recorded.steps[39]
