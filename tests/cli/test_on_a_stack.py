@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 import numpy as np
+import psycopg
 import pytest
 import yaml
 
@@ -192,7 +193,7 @@ def test_specs_metrics_and_status(stack: RunningStack, equal: list[str]) -> None
     status = stack.json("status")
     assert status["state"] == "running"
     assert {p["name"] for p in status["processes"]} >= {"recorder", "scheduler", "reward"}
-    assert set(status["put_aside"]) == {"dead_letters", "parked"}
+    assert set(status["put_aside"]) == {"dead_letters", "parked", "conflicts"}
     masked = stack.dsec("status").stdout
     variables = stack.json("env")
     for name in ("DSEC_NATS_URL", "DSEC_DATABASE_URL"):
@@ -202,6 +203,29 @@ def test_specs_metrics_and_status(stack: RunningStack, equal: list[str]) -> None
         assert password not in json.dumps(status)
         assert f"export {name}={variables[name]}" in stack.dsec("env").stdout.splitlines()
     assert urlsplit(variables["DSEC_NATS_URL"]).username == "dsec-client"
+
+
+def test_an_output_that_came_again_with_another_fact_is_told(
+    stack: RunningStack, equal: list[str]
+) -> None:
+    assert stack.json("sessions", "show", equal[0])["conflicts"] == []
+    with psycopg.connect(stack.json("env", "--owner")["DSEC_DATABASE_URL"]) as connection:
+        connection.execute(
+            "insert into event_aside select l.*, 'conflict', l.epoch, l.sequence - 1, 0 "
+            "from event_log l where session_id = %s and key = 'step:3'",
+            (equal[0],),
+        )
+    try:
+        [told] = stack.json("sessions", "show", equal[0])["conflicts"]
+        assert (told["key"], told["kind"]) == ("step:3", "session.stepped")
+        assert told["kept"][1] == told["position"][1] - 1
+        assert "step:3 came again" in stack.dsec("sessions", "show", equal[0]).stdout
+        assert stack.json("sessions", "show", equal[1])["conflicts"] == []
+        assert stack.json("status")["put_aside"]["conflicts"] == {"session.stepped": 1}
+        assert "1 output (session.stepped 1) came a second time" in stack.dsec("status").stdout
+    finally:
+        with psycopg.connect(stack.json("env", "--owner")["DSEC_DATABASE_URL"]) as connection:
+            connection.execute("delete from event_aside where session_id = %s", (equal[0],))
 
 
 def test_a_second_stack_on_the_directory_is_refused(stack: RunningStack) -> None:

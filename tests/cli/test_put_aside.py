@@ -23,9 +23,14 @@ async def test_dead_letters_are_counted_by_who_gave_them_up(nats_url: str) -> No
 
 
 def test_what_was_put_aside_is_said() -> None:
-    assert sentences({"dead_letters": {}, "parked": {}}) == []
-    dead, parked = sentences(
-        {"dead_letters": {"recorder": 3, "tool": 1}, "parked": {"session.requested.v99": 1}}
+    assert sentences({"dead_letters": {}, "parked": {}, "conflicts": {}}) == []
+    dead, parked, conflicts = sentences(
+        {
+            "dead_letters": {"recorder": 3, "tool": 1},
+            "parked": {"session.requested.v99": 1},
+            "conflicts": {"session.stepped": 2},
+        }
     )
     assert dead.startswith("4 messages (recorder 3, tool 1) could not be read and are put aside")
     assert parked.startswith("1 message (session.requested.v99 1) is of a version")
+    assert conflicts.startswith("2 outputs (session.stepped 2) came a second time with another")

@@ -1,4 +1,5 @@
-"""What was published and is not in the log: it could not be read, or not yet."""
+"""What was published and is not in the log: it could not be read, or not yet, or the log has
+something else in its place."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import asyncio
 
 from dsec.platform.bus import Bus
 from dsec.platform.bus.retry import LOOKING
-from dsec.platform.storage import parked_messages
+from dsec.platform.storage import conflicts, parked_messages
 from dsec_contracts import subjects
 
 
@@ -26,7 +27,7 @@ async def dead_letters(nats_url: str) -> dict[str, int]:
 
 
 def put_aside(nats_url: str, database_url: str) -> dict[str, dict[str, int]]:
-    """`dead_letters` by consumer, and `parked` by event type.
+    """`dead_letters` by consumer, `parked` by event type, and `conflicts` by kind.
 
     Raises:
         BusError, DatabaseError: a server does not answer.
@@ -34,6 +35,7 @@ def put_aside(nats_url: str, database_url: str) -> dict[str, dict[str, int]]:
     return {
         "dead_letters": asyncio.run(dead_letters(nats_url)),
         "parked": parked_messages(database_url),
+        "conflicts": conflicts(database_url),
     }
 
 
@@ -50,13 +52,19 @@ def sentences(found: dict[str, dict[str, int]]) -> list[str]:
             f"{_counted(parked)} {_are(parked)} of a version that is not known here: the table "
             "event_parked keeps what an upgrade will read."
         )
+    if other := found["conflicts"]:
+        told.append(
+            f"{_counted(other, 'output')} came a second time with another fact, which is no "
+            "determinism: the first counts, the table event_aside has the other, and `dsec "
+            "sessions show` names those of a session."
+        )
     return told
 
 
-def _counted(found: dict[str, int]) -> str:
+def _counted(found: dict[str, int], what: str = "message") -> str:
     total = sum(found.values())
     each = ", ".join(f"{name} {count}" for name, count in found.items())
-    return f"{total} {'message' if total == 1 else 'messages'} ({each})"
+    return f"{total} {what if total == 1 else f'{what}s'} ({each})"
 
 
 def _are(found: dict[str, int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import click
 
@@ -56,11 +57,11 @@ def list_(as_json: bool, **chosen: Any) -> None:
 @answers
 def show(session_id: str, as_json: bool) -> None:
     """Show one session: where it stands, where it ran, why it ended."""
-    summary, rows, message = run_async(_told_session(session_id))
+    summary, rows, message, conflicts = run_async(_told_session(session_id))
     placements = [_placement(row) for row in rows if row.kind == PLACED]
     told = {**summary.as_json(), **curriculum_shown(rows)}
     if as_json:
-        say_json({**told, "message": message, "placements": placements})
+        say_json({**told, "message": message, "placements": placements, "conflicts": conflicts})
         return
     print_summaries([summary])
     out.print()
@@ -73,6 +74,8 @@ def show(session_id: str, as_json: bool) -> None:
             markup=False,
             highlight=False,
         )
+    for conflict in conflicts:
+        out.print(conflict_line(conflict), soft_wrap=True, markup=False, highlight=False)
     if message:
         out.print(f"\n{message.rstrip()}", markup=False, highlight=False, soft_wrap=True)
 
@@ -100,12 +103,44 @@ async def _found(client: Client, named: str) -> tuple[Summary, list[LogRow]]:
     return summary, await (await client.log()).rows(session_id)
 
 
-async def _told_session(named: str) -> tuple[Summary, list[LogRow], str]:
-    """With why it ended or, of one that was rejected, what the request lacks."""
+_CONFLICTS = """
+select key, kind, attempt, epoch, sequence, "index", kept_epoch, kept_sequence, kept_index
+from event_aside where session_id = :session_id and verdict = 'conflict'
+order by epoch, sequence, "index"
+"""
+
+
+def conflict_line(conflict: dict[str, Any]) -> str:
+    """A determinism violation as one line."""
+    first, other = (".".join(map(str, conflict[name])) for name in ("kept", "position"))
+    return (
+        f"not deterministic: {conflict['key']} came again with another fact. The log has the first "
+        f"(position {first}); the other ({other}) is in the table event_aside."
+    )
+
+
+async def _conflicts(client: Client, session_id: UUID) -> list[dict[str, Any]]:
+    found = await client.queries.rows(_CONFLICTS, session_id=session_id)
+    return [
+        {
+            "key": row.key,
+            "kind": row.kind,
+            "attempt": row.attempt,
+            "position": [row.epoch, row.sequence, row.index],
+            "kept": [row.kept_epoch, row.kept_sequence, row.kept_index],
+        }
+        for row in found
+    ]
+
+
+async def _told_session(named: str) -> tuple[Summary, list[LogRow], str, list[dict[str, Any]]]:
+    """With why it ended or, of one that was rejected, what the request lacks; and with what it
+    did otherwise a second time."""
     async with Client(name="cli") as client:
         summary, rows = await _found(client, named)
         told = await client.queries.messages([summary.session_id])
-        return summary, rows, told.get(summary.session_id, "")
+        aside = await _conflicts(client, summary.session_id)
+        return summary, rows, told.get(summary.session_id, ""), aside
 
 
 def _placement(row: LogRow) -> dict[str, Any]:

@@ -23,6 +23,9 @@ select
 """
 
 _PARKED = "select event_type, count(*) from event_parked group by 1 order by 1"
+_CONFLICTS = (
+    "select kind, count(*) from event_aside where verdict = 'conflict' group by 1 order by 1"
+)
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,15 @@ def parked_messages(database_url: str) -> dict[str, int]:
         DatabaseError: the database does not answer, or has no log.
     """
     return dict(_asked(database_url, _PARKED))
+
+
+def conflicts(database_url: str) -> dict[str, int]:
+    """How many outputs came a second time with another fact, by kind: determinism violations.
+
+    Raises:
+        DatabaseError: the database does not answer, or has no log.
+    """
+    return dict(_asked(database_url, _CONFLICTS))
 
 
 def _asked(database_url: str, query: LiteralString) -> list[tuple[Any, ...]]:
