@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ import dsec
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(180)]
 
 SUMMARY_KEYS = {"session_id", "status", "code", "steps", "reward_total", "chain_hash", "attempts"}
+README = (Path(__file__).parents[2] / "README.md").read_text()
 STEPS = 40
 
 
@@ -50,6 +52,19 @@ def session_file(stack: RunningStack, name: str, agent: str | None = None) -> Pa
     return path
 
 
+def documented() -> dict[str, list[str]]:
+    """The keys that the README promises of each command's `--json`, up to what is nested."""
+    section = README.partition("\n## Answers for programs\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `dsec ([a-z -]+)` \| (.*) \|$", section, re.MULTILINE)
+    told = {
+        name: re.findall(r"`([a-z0-9_]+)`", re.split(r";|: null or ", text)[0])
+        for name, text in rows
+    }
+    told["validate-determinism"] = told["demo"]
+    told["sessions show"] += told["sessions list"]
+    return told
+
+
 @pytest.fixture(scope="module")
 def equal(stack: RunningStack) -> list[str]:
     """The ids of two equal sessions that completed."""
@@ -57,6 +72,30 @@ def equal(stack: RunningStack) -> list[str]:
     told = stack.json("run", str(file), "--count", "2", "--seeds", "same", "--follow")
     assert told["ok"]
     return [str(i) for i in told["session_ids"]]
+
+
+def test_answers_have_the_keys_that_are_documented(stack: RunningStack, equal: list[str]) -> None:
+    file = session_file(stack, "keys")
+    calls = {
+        "run": [str(file), "--follow"],
+        "sessions list": [],
+        "sessions show": equal[:1],
+        "sessions events": equal[:1],
+        "why": equal[:1],
+        "replay": equal[:1],
+        "verify": equal[:1],
+        "diff": equal,
+        "metrics": ["--metric", "ssal_p95"],
+        "status": [],
+    }
+    elsewhere = {"demo", "validate-determinism", "compare"}  # in tests of their own, below
+    told = documented()
+    assert told.keys() == calls.keys() | elsewhere
+    for name, arguments in calls.items():
+        found = stack.json(*name.split(), *arguments)
+        for one in found if isinstance(found, list) else [found]:
+            assert set(told[name]) <= set(one), name
+            assert len(told[name]) > 2
 
 
 def test_sessions(stack: RunningStack, equal: list[str]) -> None:
@@ -139,6 +178,7 @@ def test_compare_and_diff_of_what_differs(stack: RunningStack) -> None:
     lean = session_file(stack, "lean", agent % "int(o[2] > 0)")
     left = session_file(stack, "left", agent % "0")
     told = stack.json("compare", str(left), str(lean), "--count", "4")
+    assert set(documented()["compare"]) <= set(told)
     assert told["pairs"] == 4
     low, high = told["ci95"]
     assert low < told["mean_difference"] < high
@@ -268,8 +308,8 @@ def test_a_service_that_nobody_declared_is_told_at_the_request(stack: RunningSta
 def test_demo_with_a_worker_killed(stack: RunningStack) -> None:
     told = stack.json("demo")
     assert told["ok"], told["problems"]
-    documented = {"ok", "sessions", "steps", "identical", "verified", "rscr", "worker_killed"}
-    assert documented | {"seconds"} <= set(told)
+    assert len(documented()["demo"]) == 8
+    assert set(documented()["demo"]) <= set(told)
     assert (told["sessions"], told["steps"], told["rscr"]) == (20, 50, 1.0)
     assert told["worker_killed"]
 
@@ -279,6 +319,7 @@ def test_validate_determinism(stack: RunningStack) -> None:
         "validate-determinism", "--env", "FrozenLake-v1", "--sessions", "3", "--steps", "30"
     )
     assert (told["ok"], told["sessions"], told["steps"]) == (True, 3, 30)
+    assert set(documented()["validate-determinism"]) <= set(told)
     said = stack.dsec("validate-determinism", "--env", "NoSuch-v9", exit_code=1).stderr
     assert "NoSuch-v9" in said
 
