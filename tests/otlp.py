@@ -42,6 +42,7 @@ class Receiver:
         self.told: dict[tuple[str, str], list[float]] = {}
         """By service and name: all values that ever came."""
         self.headers: list[dict[str, str]] = []
+        self.bodies: list[bytes] = []
         self.status = 200
         self.wait_s = 0.0
         receiver = self
@@ -72,6 +73,7 @@ class Receiver:
     def take(self, path: str, headers: dict[str, str], body: bytes) -> None:
         """One request."""
         self.headers.append(headers)
+        self.bodies.append(body)
         if self.status != 200:
             return
         if path == "/v1/traces":

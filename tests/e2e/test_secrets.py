@@ -15,6 +15,7 @@ import psutil
 import psycopg
 import pytest
 from tests.e2e.conftest import DSEC, RunningStack, running_stack
+from tests.otlp import Receiver
 
 from dsec.platform.stack import stack_status
 from dsec_contracts import subjects
@@ -78,10 +79,19 @@ TOOL = "name: {0}\nentry: tools.py:{0}\ncode: [tools.py]\nidempotent: true\nsecr
 
 
 @pytest.fixture(scope="module")
-def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+def receiver() -> Iterator[Receiver]:
+    """A receiver of the stack's traces and metrics."""
+    made = Receiver()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[RunningStack]:
     """A stack of its own: the markers are in the environment that it is started in."""
     state_dir = tmp_path_factory.mktemp("marked")
-    with running_stack(state_dir, "--json", **MARKERS) as running:
+    telemetry = {"DSEC_OTLP_ENDPOINT": receiver.url, "OTEL_METRIC_EXPORT_INTERVAL": "500"}
+    with running_stack(state_dir, "--json", **MARKERS, **telemetry) as running:
         assert not shown(running.printed, secrets_of(running))
         yield running
 
@@ -134,7 +144,8 @@ def _ran(marked: RunningStack, project: Path) -> None:
         async with marked.client() as client, asyncio.timeout(60):
             ends = {}
             for name in ("agent", "reward"):
-                group = await client.request(project / f"{name}.session.yaml")
+                file = project / f"{name}.session.yaml"
+                group = await client.request(file, labels={"dsec.trace": "steps"})
                 [ends[name]] = await client.wait(group)
         codes = {name: row.code for name, row in ends.items()}
         assert codes == {"agent": "agent_raised", "reward": "reward_raised"}
@@ -187,6 +198,21 @@ async def test_the_stream_holds_no_secret(marked: RunningStack, messages: list[A
     for message in messages:
         assert not shown(message.data, secrets), message.subject
         assert not shown(message.headers, secrets), message.subject
+
+
+@pytest.mark.usefixtures("_ran")
+def test_no_trace_and_no_metric_holds_a_secret(marked: RunningStack, receiver: Receiver) -> None:
+    wanted = {"session", "placement", "start", "step", "tick", "reward", "commit"}
+    tools = {"execute_tool good", "execute_tool bad"}
+
+    def told() -> bool:
+        return wanted | tools <= {span.name for span in receiver.spans} and bool(receiver.metrics)
+
+    receiver.until(told)
+    assert any(span.failed for span in receiver.spans)
+    secrets = secrets_of(marked)
+    for body in receiver.bodies:
+        assert not shown(body, secrets)
 
 
 @pytest.mark.usefixtures("_ran")
