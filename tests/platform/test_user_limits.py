@@ -6,10 +6,12 @@ import asyncio
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dsec.platform.settings import Settings
 from dsec.platform.user_limits import (
     WALL_PROCESSES,
     UserLimits,
@@ -73,6 +75,27 @@ def test_a_bound_above_the_machines_own_changes_nothing() -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
     before, after = done.stdout.split()
     assert before == after
+
+
+def test_threads_and_processes_share_the_cores_that_there_may_be() -> None:
+    code = """
+import os, subprocess, threading
+told = "import os; print(len(os.sched_getaffinity(0)))"
+exec(told)
+thread = threading.Thread(target=exec, args=(told,))
+thread.start(); thread.join()
+print(subprocess.check_output([sys.executable, "-c", told], text=True), end="")
+"""
+    for cpus, seen in ((1, 1), (None, len(os.sched_getaffinity(0)))):
+        done = subprocess.run(
+            bound(code, replace(LIMITS, cpus_max=cpus)),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert done.stdout.split() == [str(seen)] * 3
+    assert Settings(user_cpus_max=3).user_limits(1 << 30).cpus_max == 3
 
 
 def test_the_kernels_own_bound_of_processes_holds_for_everyone_but_root() -> None:

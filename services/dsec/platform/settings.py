@@ -92,6 +92,8 @@ class Settings(BaseSettings):
     """How large a file such a process may make."""
     user_processes_max: Annotated[int, Field(ge=0)] = 256
     """How many processes such a process may start that run at a time."""
+    user_cpus_max: Annotated[int, Field(ge=1)] | None = None
+    """How many cores such a process and what it starts may use together. Unset: all of them."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """What a service writes to standard error: this and what is graver."""
 
@@ -102,6 +104,7 @@ class Settings(BaseSettings):
             self.user_open_files_max,
             self.user_file_bytes_max,
             self.user_processes_max,
+            self.user_cpus_max,
         )
 
 

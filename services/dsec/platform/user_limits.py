@@ -1,4 +1,4 @@
-"""Bounds of a process that runs user code: memory, open files, the size of a file, processes.
+"""Bounds of a process that runs user code: memory, files, cores, processes.
 
 The kernel keeps all but the last. What it counts of processes is the user's, everywhere and threads
 included: root is not bound at all, and in containers that share a user the others count too. So
@@ -34,12 +34,14 @@ LINKS_OF_A_FOLDER = 2
 
 @dataclass(frozen=True, slots=True)
 class UserLimits:
-    """What user code may have in one process; the last is what that may start, and they in turn."""
+    """What user code may have in one process. `processes_max` is what that may start, and they in
+    turn; `cpus_max` are the cores that it and they run on together, None for all."""
 
     memory_bytes_max: int
     open_files_max: int
     file_bytes_max: int
     processes_max: int
+    cpus_max: int | None = None
 
     def argument(self) -> str:
         """For the command line of a process that calls `from_argument(…).apply()`."""
@@ -51,19 +53,29 @@ class UserLimits:
         return cls(**json.loads(text))
 
     def apply(self) -> None:
-        """Bind this process, and whatever it will start. Nothing can undo it but root."""
+        """Bind this process, and whatever it will start. Nothing can undo it but root; but for the
+        cores, which a process may take back."""
         _lower(resource.RLIMIT_CORE, 0)  # a dump would hold credentials
         _lower(resource.RLIMIT_NOFILE, self.open_files_max)
         _lower(resource.RLIMIT_FSIZE, self.file_bytes_max)
         if sys.platform == "linux":
             _lower(resource.RLIMIT_DATA, self.memory_bytes_max)
             _build_wall(_own_threads() + self.processes_max + WALL_PROCESSES)
+            if self.cpus_max is not None:
+                _hold_to_cores(self.cpus_max)
 
 
 def _lower(which: int, limit: int) -> None:
     hard = resource.getrlimit(which)[1]
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(which, (limit, limit))
+
+
+def _hold_to_cores(cpus_max: int) -> None:
+    """Of those that this process has, and what it starts inherits; others begin at other ones."""
+    cores = sorted(os.sched_getaffinity(0))
+    first = os.getpid() % len(cores)
+    os.sched_setaffinity(0, (cores[first:] + cores[:first])[:cpus_max])
 
 
 def _build_wall(threads_max: int) -> None:
