@@ -19,6 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 from psycopg import sql
 from tests import seaweedfs
 
@@ -30,6 +31,9 @@ from dsec.platform.stack.postgres import PostgresOptions, prepare_postgres
 from dsec.platform.stack.process import ChildProcess, ProcessSpec
 from dsec.platform.stack.timescale import timescale_programs
 
+# How long an example takes says how busy the machine is; a test that promises a time measures it.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 T = TypeVar("T")
 PASSWORD = "for-tests-only"
 DEAR = {

@@ -218,7 +218,7 @@ def test_a_row_costs_microseconds(rows):
         ]
     best = math.inf
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.process_time()  # others may have the core meanwhile
         fold(many)
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.process_time() - began)
     assert best / len(many) < 20e-6
