@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-WAIT_S_MAX = 15.0
+WAIT_S_MAX = 60.0
 
 
 class Received(NamedTuple):

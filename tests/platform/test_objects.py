@@ -230,7 +230,7 @@ async def test_a_store_that_is_away_is_waited_for(tmp_path: Path) -> None:
     assert not waiting.done()
     mount.unlink()
     mount.mkdir()
-    assert store.get(await asyncio.wait_for(waiting, 10)) == b"state"
+    assert store.get(await asyncio.wait_for(waiting, 60)) == b"state"
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:

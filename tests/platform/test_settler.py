@@ -30,7 +30,7 @@ from dsec_contracts.session import CancelFact
 pytestmark = pytest.mark.nats
 SESSION = UUID("01a22b62-cb9a-7845-b0fc-9a0059a193e6")
 DURABLE = "settled"
-ACK_WAIT_S = 1.0
+ACK_WAIT_S = 1.5
 WAIT_S_MAX = 20.0
 NEVER_S = 60.0
 """A wait that no test sees the end of."""
@@ -87,7 +87,12 @@ class Rig:
     async def dead_letters(self) -> list[Message]:
         """What was put aside."""
         consumer = await self.bus.consumer("dead", [subjects.dead_letter(DURABLE)], ack="none")
-        return await consumer.fetch(10, 0.5)
+        count = (await consumer.state()).pending
+        found: list[Message] = []
+        async with asyncio.timeout(WAIT_S_MAX):
+            while len(found) < count:
+                found += await consumer.fetch(count, 0.5)
+        return found
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def test_a_process_in_an_endless_loop_dies_with_its_parent() -> None:
     child = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.wait()
-    gone, alive = psutil.wait_procs([child], timeout=5)
+    gone, alive = psutil.wait_procs([child], timeout=60)
     for process in alive:
         process.kill()
     assert gone

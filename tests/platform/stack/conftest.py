@@ -16,8 +16,8 @@ import tenacity
 from dsec.platform.stack import Endpoints
 
 PROGRAM = Path(__file__).with_name("supervisor_program.py")
-EXIT_WITHIN_S = 30.0
-EVENTUALLY_WITHIN_S = 10.0
+EXIT_WITHIN_S = 60.0
+EVENTUALLY_WITHIN_S = 60.0
 POLL_S = 0.01
 
 Eventually = Callable[[Callable[[], object]], Awaitable[None]]

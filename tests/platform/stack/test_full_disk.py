@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -34,7 +35,11 @@ def fill(disk: Path) -> Path:
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file:
         while free := os.statvfs(disk).f_bavail * 4096:
-            file.write(bytes(min(free, 1 << 20)))
+            try:
+                file.write(bytes(min(free, 1 << 20)))
+            except OSError as error:  # somebody else has taken the last block
+                if error.errno != errno.ENOSPC:
+                    raise
     return ballast
 
 

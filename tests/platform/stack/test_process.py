@@ -23,7 +23,7 @@ from dsec.platform.stack.identity import (
 )
 from dsec.platform.stack.process import ChildProcess, ProcessSpec, run_to_end
 
-GONE_WITHIN_S = 5.0
+GONE_WITHIN_S = 60.0
 
 Eventually = Callable[[Callable[[], object]], Awaitable[None]]
 
