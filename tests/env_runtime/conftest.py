@@ -57,7 +57,7 @@ from dsec_contracts.reward import RewardColumns
 from dsec_contracts.session import CancelFact, PlacedCircumstance, PlacedFact, RequestFact
 from dsec_contracts.spec import SpecFact
 
-WAIT_S_MAX = 15.0
+WAIT_S_MAX = 60.0
 PAYLOAD_BYTES_MAX = 20_000
 """What the small server takes."""
 

@@ -99,7 +99,7 @@ class Rig:
     async def rows(self, session_id: UUID, kind: str) -> list[LogRow]:
         """What the log has of a kind, once it has all that is published now."""
         reader = await LogReader.connect(self.world.database_url)
-        await reader.wait_floor((await self.world.bus.stream_state()).last_sequence, 15)
+        await reader.wait_floor((await self.world.bus.stream_state()).last_sequence, 60)
         rows = [row for row in await reader.rows(session_id) if row.kind == kind]
         await reader.close()
         return rows
@@ -120,7 +120,7 @@ class Rig:
     async def stored(self, request: RequestFact, upto: int) -> list[int]:
         """Where anchors are stored, once those up to a position are."""
         want = set(range(EVERY, upto + 1, EVERY))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 if want <= set(found := await self.positions(request)):
                     return found
@@ -304,8 +304,8 @@ async def test_a_store_that_stays_away_is_waited_for_once(
     request = await rig.world.run_session(large, max_steps=STEPS)
     await rig.world.stepped(request.session_id, STEPS)
     anchors = STEPS // EVERY
-    assert anchors >= 4
-    async with asyncio.timeout(3.0 * 2):
+    assert anchors >= 8
+    async with asyncio.timeout(3.0 * anchors / 2):  # and not once an anchor
         assert (await rig.world.ended(request.session_id)).fact.status == "completed"
     await rig.world.until(lambda: rig.keeper.lost == anchors)
 
@@ -384,7 +384,7 @@ async def rolled(rig: Rig, steps: int) -> RequestFact:
     for n in range(1, steps):
         await rig.world.reward((await rig.world.stepped(request.session_id, n))[n - 1])
     await rig.world.stepped(request.session_id, steps)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(await rig.positions(request)) < steps // 2:  # noqa: ASYNC110 - the log's
             await asyncio.sleep(0.1)
     await rig.world.runs["w1"].close()

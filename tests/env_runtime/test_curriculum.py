@@ -66,7 +66,7 @@ async def taken(world: World, worker: str = "w1") -> None:
                 return state.pending == state.ack_pending == 0
         return False
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await drained():  # noqa: ASYNC110 - the server's
             await asyncio.sleep(0.02)
 

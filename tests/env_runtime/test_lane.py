@@ -55,7 +55,7 @@ async def test_sessions_step_together_and_end_when_they_are_done(rig: LaneRig) -
 
 
 async def test_an_unanswered_step_is_published_again_ever_more_rarely(rig: LaneRig) -> None:
-    await rig.start(reply_wait_s=0.2)
+    await rig.start(reply_wait_s=0.4)
     seat = rig.seat()
     rig.lane.join(seat)
 
@@ -69,8 +69,10 @@ async def test_an_unanswered_step_is_published_again_ever_more_rarely(rig: LaneR
     assert {(row.step, row.fact, row.chain) for row in rows} == {(0, rows[0].fact, rows[0].chain)}
     times = [row.message.time for row in rows]
     waits_s = [(later - earlier).total_seconds() for earlier, later in pairwise(times)]
-    for wait_s, expected_s in zip(waits_s, (0.2, 0.4, 0.8), strict=False):
-        assert wait_s > expected_s - 0.05
+    # The server says when it took a step, which is a moment after it was published. Without a
+    # wait that grows, the second one would be too short already.
+    for wait_s, expected_s in zip(waits_s, (0.4, 0.8, 1.6), strict=False):
+        assert wait_s > 0.6 * expected_s
 
 
 async def test_an_answered_step_is_not_published_again(rig: LaneRig) -> None:
@@ -95,7 +97,7 @@ async def test_an_end_that_comes_while_steps_are_published_again_is_published_to
     while rig.lane._unanswered:  # noqa: ASYNC110 - until the lane has taken them
         await asyncio.sleep(0)
     rig.lane.give(seat, cancel_input("cancelled"))  # the publish is on its way
-    await rig.until(lambda: rig.ends, timeout_s=5)
+    await rig.until(lambda: rig.ends)
 
 
 async def test_answers_to_another_chain_another_step_or_given_before_change_nothing(
@@ -139,7 +141,7 @@ async def test_a_lane_ends_when_it_is_cancelled_though_an_answer_comes_with_it(
     rig.lane.give(seat, answer(row))
     await asyncio.sleep(0)
     rig.stepping.cancel()
-    await asyncio.wait([rig.stepping], timeout=1)
+    await asyncio.wait([rig.stepping], timeout=60)
     assert rig.stepping.cancelled()
 
 
@@ -223,8 +225,8 @@ async def test_answers_that_get_lost_on_the_way_are_not_passed_over(rig: LaneRig
     (row,) = await rig.stepped(seat.placed.session_id, 1)
     consumer = await rig.bus.consumer("lane-lossy", ["dsec.reward.scored.lossy"], ack="none")
     await rig.reward(row, value=7.0, lane="lossy")
-    (lost,) = await consumer.fetch(1, 5)  # as if the client had dropped it
+    (lost,) = await consumer.fetch(1, 60)  # as if the client had dropped it
     await rig.reward(row, value=8.0, lane="lossy")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await feed(rig.lane, consumer, after=lost.sequence - 1) == lost.sequence - 1
     assert seat.machine.steps == 1, "an answer counted that was not the first"

@@ -60,7 +60,7 @@ async def test_a_session_goes_on_without_deferred_rewards_until_they_would_be_to
     world: World,
 ) -> None:
     world.record()
-    await world.worker(reply_wait_s=0.5)
+    await world.worker(reply_wait_s=1.5)  # what is answered before is not asked for again
     request = await world.run_session(code_of(AGENT), max_steps=4, reward_lag_steps_max=2)
     rows = await world.stepped(request.session_id, 1)
     assert deferrable(world) == [request.session_id.hex]

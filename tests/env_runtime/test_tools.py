@@ -149,13 +149,14 @@ async def test_a_session_that_waits_for_a_tool_does_not_hold_up_its_lane(world: 
 async def test_calls_that_nobody_answers_are_made_again_as_the_same_calls(world: World) -> None:
     world.record()
     tools = Tools(world)
-    await world.worker(reply_wait_s=0.4)
+    await world.worker(reply_wait_s=1.0)
     request = await world.run_session(CODE, max_steps=4)
     turns = await tools.until_called(request.session_id, 3)
     assert [turn.circumstance.again for turn in turns] == [False, True, True]
     assert turns[0].fact == turns[1].fact == turns[2].fact
     times = [message.time.timestamp() for message, _ in tools.called]
-    assert times[1] - times[0] > TOOL.deadline_s + 0.4  # they have their deadline first
+    # They have their deadline first. The server takes a call a moment after it is published.
+    assert times[1] - times[0] > TOOL.deadline_s + 0.5
 
 
 @pytest.mark.parametrize("answered_before_the_restart", [False, True])
@@ -306,7 +307,7 @@ async def test_an_answer_behind_one_that_is_fetched_does_not_overtake_it() -> No
     second = result_input(0, "", encode("second"), b"h" * 16)
     assert waiting.holds(b"a", second) is None
     assert waiting.holds(b"b", second) is second
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while len(given) < 2:  # noqa: ASYNC110 - a thread's work
             await asyncio.sleep(0.01)
     assert given == [content, encode("second")]

@@ -13,7 +13,16 @@ from uuid import UUID
 
 import psutil
 import pytest
-from tests.env_runtime.conftest import AGENT, ENV, Probe, World, code_of, request_of, world_on
+from tests.env_runtime.conftest import (
+    AGENT,
+    ENV,
+    WAIT_S_MAX,
+    Probe,
+    World,
+    code_of,
+    request_of,
+    world_on,
+)
 
 from dsec.env_runtime import worker
 from dsec.env_runtime.ends import UNPUBLISHABLE
@@ -127,15 +136,18 @@ async def test_heartbeats_name_in_turn_all_sessions_live_or_not_started_yet(
     opening = await world.run_session()  # it waits for its specs: nothing is recorded
     beats = await heartbeats(world)
     await world.until(lambda: named(beats) == {opening.session_id: "start"})
-    (placed,) = [m for m, event in world.seen if isinstance(event, SessionPlaced)]
+    (placed,) = await world.until(
+        lambda: [m for m, event in world.seen if isinstance(event, SessionPlaced)]
+    )
     assert beats[-1].circumstance.placements_read == placed.sequence
     world.record()
     await world.stepped(opening.session_id, 1)
     live = await world.run_session()
     await world.stepped(live.session_id, 1)
     beats.clear()
-    await world.until(lambda: len(named(beats)) == 2)
-    assert named(beats) == {opening.session_id: "reward", live.session_id: "reward"}
+    # One that was under way may still name what the session waited for before.
+    both = {opening.session_id: "reward", live.session_id: "reward"}
+    await world.until(lambda: named(beats) == both)
     assert {beat.circumstance.sessions_total for beat in beats} == {2}
     assert {len(beat.circumstance.sessions) for beat in beats} == {1}
 
@@ -189,7 +201,7 @@ async def test_after_its_fence_a_worker_gets_nothing_in_and_its_run_ends(world: 
     await world.bus.fence("w1", "test")
     await world.reward(row)
     with pytest.raises(PublishRefused) as refused:
-        await asyncio.wait_for(run.task, 10)
+        await asyncio.wait_for(run.task, WAIT_S_MAX)
     assert refused.value.reason == "fenced"
     await asyncio.sleep(0.2)
     assert len(world.steps(request.session_id)) == 1
@@ -201,7 +213,7 @@ async def test_a_fenced_worker_starts_no_session(world: World) -> None:
     await world.bus.fence("w1", "test")
     request = await world.run_session()
     with pytest.raises(PublishRefused):
-        await asyncio.wait_for(run.task, 10)
+        await asyncio.wait_for(run.task, WAIT_S_MAX)
     await asyncio.sleep(0.2)
     assert not world.events(SessionStarted, request.session_id)
 
@@ -219,7 +231,7 @@ async def test_a_worker_that_is_fenced_under_load_ends_and_does_not_linger(world
         await world.stepped(request.session_id, 5)
     await world.bus.fence("w1", "test")
     with pytest.raises(PublishRefused):
-        await asyncio.wait_for(asyncio.shield(run.task), 10)
+        await asyncio.wait_for(asyncio.shield(run.task), WAIT_S_MAX)
 
 
 async def test_a_drain_releases_every_live_session_and_steps_none_afterwards(
@@ -241,8 +253,8 @@ async def test_a_drain_releases_every_live_session_and_steps_none_afterwards(
     while not any(lane._busy.locked() for lane in lanes):  # noqa: ASYNC110 - in mid-tick
         await asyncio.sleep(0)
     run.stop.set()
-    await asyncio.wait_for(run.task, 10)
-    assert "draining" in {beat.fact.state for beat in beats}
+    await asyncio.wait_for(run.task, WAIT_S_MAX)
+    await world.until(lambda: "draining" in {beat.fact.state for beat in beats})
     await asyncio.sleep(0.3)
     for request in requests:
         released = await world.released(request.session_id)
@@ -327,7 +339,7 @@ async def test_a_replaced_session_hears_what_went_to_its_previous_lane_while_it_
     ended = await world.ended(request.session_id)
     assert (ended.fact.code, ended.fact.steps) == ("max_steps", 2)
     assert (await world.verdict(request)).ok
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(WAIT_S_MAX):
         while "lane-w1-0-for-w2-0-1" in await world.consumers():  # noqa: ASYNC110 - the server's
             await asyncio.sleep(0.1)
     # The server has answered before the worker has read the answer.
@@ -414,8 +426,8 @@ async def test_re_executing_a_long_record_gives_way_to_heartbeats_and_other_sess
     assert len(beats) - beaten >= 3
     times = [row.message.time for row in world.steps(other.session_id)[stepped:]]
     gaps_s = [(later - earlier).total_seconds() for earlier, later in pairwise(times)]
-    assert sum(gaps_s) > 2.4  # so long did it take: 120 steps of 0.02 s
-    assert max(gaps_s) < 1.8
+    assert sum(gaps_s) > 2.0  # 120 steps of 0.02 s, a few of them before it was seen
+    assert max(gaps_s) < sum(gaps_s) / 2, "it did not wait for the whole of it"
 
 
 # -- placements, their acknowledgement, and their consumer ---------------------------------------
@@ -444,7 +456,7 @@ async def test_what_a_worker_died_taking_was_not_acknowledged(world: World, what
     else:
         await world.cancel(request.session_id)
     with pytest.raises(ExceptionGroup) as died:
-        await asyncio.wait_for(run.task, 10)
+        await asyncio.wait_for(run.task, WAIT_S_MAX)
     assert died.group_contains(Dies)
     await asyncio.sleep(0.2)
     [state] = [state for state in await world.bus.consumers() if state.name == "worker-w1"]
@@ -457,8 +469,12 @@ async def test_what_a_worker_took_is_acknowledged(world: World) -> None:
     await world.worker()
     request = await world.run_session()
     await world.ended(request.session_id)
-    [state] = [state for state in await world.bus.consumers() if state.name == "worker-w1"]
-    assert (state.pending, state.ack_pending) == (0, 0)
+    async with asyncio.timeout(WAIT_S_MAX):
+        while True:
+            [state] = [one for one in await world.bus.consumers() if one.name == "worker-w1"]
+            if (state.pending, state.ack_pending) == (0, 0):
+                break
+            await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("consumer", ["worker-w1", "lane-w1-0"])
@@ -467,7 +483,7 @@ async def test_a_consumer_that_is_gone_ends_the_worker(world: World, consumer: s
     await asyncio.sleep(0.2)
     await world.bus.delete_consumer(consumer)
     with pytest.raises(ExceptionGroup) as gone:
-        await asyncio.wait_for(run.task, 10)
+        await asyncio.wait_for(run.task, WAIT_S_MAX)
     assert gone.group_contains(BusError, match=f"{consumer} is gone")
 
 
@@ -484,10 +500,11 @@ async def test_lanes_stop_before_the_stream_is_full_and_go_on_when_there_is_room
     filler = subjects.dead_letter("filler")
     for _ in range(38):
         await world.bus.publish_raw(filler, bytes(100 << 10), {})
-    await asyncio.sleep(0.5)
-    steps = len(world.steps(request.session_id))
-    await asyncio.sleep(0.5)
-    assert len(world.steps(request.session_id)) == steps
+    steps = -1
+    async with asyncio.timeout(WAIT_S_MAX):
+        while (now := len(world.steps(request.session_id))) != steps:  # until it stands still
+            steps = now
+            await asyncio.sleep(0.5)
     # Everything else still fits.
     await world.register(code_of())
     await world.bus.purge(filler, (await world.bus.stream_state()).last_sequence)

@@ -54,6 +54,7 @@ from dsec_contracts.session import (
 from dsec_contracts.step import StepCircumstance, StepColumns
 
 NOW = datetime(2026, 5, 4, 3, 2, 1, 123456, tzinfo=UTC)
+WAIT_S_MAX = 60.0
 
 
 def new_session(at: datetime | None = None) -> UUID:
@@ -267,7 +268,7 @@ class Rig:
             yield recorder
         finally:
             stop.set()
-            await asyncio.wait_for(task, 10)
+            await asyncio.wait_for(task, WAIT_S_MAX)
             await bus.close()
 
     async def publish(self, event: Event, key: object, cause: str | None = None) -> int:
@@ -286,14 +287,14 @@ class Rig:
         )
         return [key for (key,) in found]
 
-    async def floor_at(self, sequence: int, timeout_s: float = 10.0) -> None:
+    async def floor_at(self, sequence: int, timeout_s: float = WAIT_S_MAX) -> None:
         """Wait until the floor has come to a sequence."""
         await self.until(
             lambda: self.query("select 1 from log_floor where sequence >= %s", sequence),
             timeout_s,
         )
 
-    async def until(self, condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    async def until(self, condition: Callable[[], object], timeout_s: float = WAIT_S_MAX) -> None:
         async with asyncio.timeout(timeout_s):
             while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)

@@ -48,6 +48,8 @@ from dsec_contracts.spec import SpecFact
 from dsec_contracts.worker import Culprit, HeartbeatCircumstance, HeartbeatFact
 
 BEAT_S = 0.2
+WAIT_S_MAX = 60.0
+"""For what always happens, and mostly within a second."""
 CONFIG = """
 heartbeat_period_s: 0.5
 heartbeat_limit_s: 2.0
@@ -129,7 +131,7 @@ class World:
 
     async def led(self) -> None:
         """Wait until a scheduler follows the stream."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S_MAX):
             while CONSUMER not in {s.name for s in await self.bus.consumers()}:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
@@ -243,7 +245,7 @@ class World:
                     continue
                 self.seen.append((message, Event()))
 
-    async def until(self, holds: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+    async def until(self, holds: Callable[[], Any], timeout_s: float = WAIT_S_MAX) -> Any:
         """Wait until `holds()`; fails the test otherwise."""
         async with asyncio.timeout(timeout_s):
             while not (found := holds()):  # noqa: ASYNC110 - the log has no event to wait for
@@ -259,7 +261,9 @@ class World:
             and all(getattr(event.fact, name) == value for name, value in of.items())
         ]
 
-    async def placed(self, session_id: UUID, attempt: int = 1, timeout_s: float = 10) -> Any:
+    async def placed(
+        self, session_id: UUID, attempt: int = 1, timeout_s: float = WAIT_S_MAX
+    ) -> Any:
         """The placement of a session."""
         found = await self.until(
             lambda: self.events(SessionPlaced, session_id=session_id, attempt=attempt), timeout_s
@@ -267,7 +271,7 @@ class World:
         assert len(found) == 1, "a session was placed twice under one attempt"
         return found[0]
 
-    async def ended(self, session_id: UUID, timeout_s: float = 10) -> SessionEnded:
+    async def ended(self, session_id: UUID, timeout_s: float = WAIT_S_MAX) -> SessionEnded:
         """The end of a session."""
         found = await self.until(
             lambda: self.events(SessionEnded, session_id=session_id), timeout_s

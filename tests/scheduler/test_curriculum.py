@@ -531,7 +531,7 @@ class Beating:
 async def changes(world: World, one: UUID, count: int) -> list[tuple[int, int, str]]:
     """The first changes of a session: number, level, why."""
     found = await world.until(
-        lambda: len(got := world.events(CurriculumChanged, session_id=one)) >= count and got, 20
+        lambda: len(got := world.events(CurriculumChanged, session_id=one)) >= count and got
     )
     return [(e.fact.n, e.fact.level, e.circumstance.why) for e in found]
 
