@@ -90,6 +90,36 @@ async def test_sessions_are_scored_anew_and_the_old_batch_can_be_had_again(
     assert told["mean_reward_total"] == before
 
 
+async def test_of_two_at_once_each_has_a_revision_of_its_own(
+    stack: Any, client: Client, session_files: Callable[..., Path], good_agent: str, tmp_path: Path
+) -> None:
+    group = await client.request(session_files(good_agent, max_steps=5, name="both"), count=30)
+    await client.wait(group, timeout_s=60)
+    file = tmp_path / "functions.py"
+    file.write_text(FUNCTIONS)
+    named = [await client.register("reward", f"{file}:{name}") for name in ("leaning", "picky")]
+    ids = group.session_ids
+    async with stack.client() as other:
+        # They meet in the middle, from both ends.
+        found = await asyncio.gather(
+            rescore(client, ids[:20], named[0], timeout_s=60),
+            rescore(other, ids[:9:-1], named[1], timeout_s=60),
+        )
+    numbers = [{one.revision for one in sessions} for sessions in found]
+    assert [len(several) for several in numbers] == [1, 1]
+    assert {(one.scored, one.code) for sessions in found for one in sessions} == {(5, "")}
+    [[one], [another]] = numbers
+    assert one != another
+    for row in stack.sql(
+        "select session_id, split_part(key, ':', 2)::int as revision,"
+        " fact_json->>'reward_fn_hash' as hash from event_log"
+        " where kind = 'reward.rescored' and session_id = any(%(ids)s)",
+        ids=list(ids),
+    ):
+        if row["revision"] in (one, another):  # not one of a try that was in the other's way
+            assert row["hash"] == named[row["revision"] == another]
+
+
 @pytest.mark.long
 async def test_three_hundred_sessions_are_scored_anew(
     client: Client, session_files: Callable[..., Path], good_agent: str, stack: Any, tmp_path: Path

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -24,6 +25,7 @@ from dsec.platform.bus import (
 )
 from dsec.platform.bus.publisher import Publisher
 from dsec.platform.bus.retry import AWAY
+from dsec.platform.clock import utc_now
 from dsec.platform.nats_users import users, variable
 from dsec.platform.roles import OPERATOR
 from dsec.platform.stack.nats_server import (
@@ -34,11 +36,14 @@ from dsec.platform.stack.nats_server import (
 )
 from dsec.platform.stack.ports import free_port
 from dsec.platform.stack.process import ChildProcess, ProcessSpec
+from dsec_contracts import RewardRescoreRequested, subjects
+from dsec_contracts.reward import RescoreFact
 
 pytestmark = pytest.mark.nats
 NODES = 3
 STREAM = StreamOptions(max_bytes=256 << 20, replicas=NODES)
 LANES = 4
+RESCORES_EACH = 25
 CAUGHT_UP_S_MAX = 60.0
 PASSWORD = "for-tests-only"
 
@@ -320,3 +325,44 @@ async def test_the_leader_is_killed_under_load_twice(cluster: Cluster) -> None:
         await asyncio.wait([reading, *lanes])
         await bus.close()
         await watching.close()
+
+
+async def test_of_all_who_expect_the_last_of_several_subjects_one_gets_in(cluster: Cluster) -> None:
+    bus = await Bus.connect(cluster.url(), "test")
+    await bus.ensure_stream(STREAM)
+    await caught_up(bus)
+    asked = subjects.every(RewardRescoreRequested.event_name())
+    behind: dict[int, int] = {}
+
+    async def ask(n: int) -> None:
+        """Publish some, each behind the last one there is."""
+        client = await Bus.connect(cluster.url("dsec-client"), f"client-{n}")
+        made = 0
+        while made < RESCORES_EACH:
+            last = await client.last_sequence(asked)
+            with suppress(PublishRefused):
+                behind[await request(client, n, made, last)] = last
+                made += 1
+        await client.close()
+
+    async def request(client: Bus, n: int, made: int, last: int) -> int:
+        session = UUID(f"0192f0c1-2345-7abc-8def-{n:06d}{made:06d}")
+        fact = RescoreFact(session_id=session, revision=2, reward_fn_hash="0" * 64)
+        return await client.publish(
+            RewardRescoreRequested(fact=fact),
+            session,
+            source="test",
+            time=utc_now(),
+            event_id=f"{session}.{last}",
+            expected_sequence=last,
+            expected_of=asked,
+        )
+
+    async with asyncio.timeout(CAUGHT_UP_S_MAX):
+        await asyncio.gather(*(ask(n) for n in range(LANES)))
+    before = 0
+    for sequence in sorted(behind):
+        assert behind[sequence] == before
+        before = sequence
+    assert len(behind) == LANES * RESCORES_EACH
+    await bus.close()

@@ -1,8 +1,15 @@
-"""Having the rewards of sessions that have ended computed anew, as a later revision."""
+"""Having the rewards of sessions that have ended computed anew, as a later revision.
+
+One revision is one function's, over all sessions that were named together. Of several who ask at
+the same time nobody gets in between the others unseen: each request expects to come right behind
+the last one that its client knows of, whosever that was, and a client that is refused looks again
+at what the log was asked for. So revisions that meet in a session are in one order in all of them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
@@ -12,12 +19,17 @@ from dsec.client.endpoints import ClientError
 from dsec.client.publishing import SOURCE
 from dsec.client.queries import AT, at_parameters
 from dsec.client.waiting import POLL_S_MAX, POLL_S_MIN
-from dsec.platform.bus import Bus
+from dsec.platform.bus import Bus, PublishRefused
 from dsec.platform.clock import utc_now
-from dsec_contracts import RewardRescoreRequested
+from dsec_contracts import RewardRescoreRequested, subjects
 from dsec_contracts.reward import RescoreCircumstance, RescoreFact
 
 SESSIONS_AT_ONCE_MAX = 500
+REFUSALS_MAX = 10_000
+"""Times that others come between, before it is given up."""
+REFUSED_PAUSE_S_MAX = 0.1
+LOGGED_WITHIN_S_MAX = 30.0
+REQUESTS = subjects.every(RewardRescoreRequested.event_name())
 _HIGHEST = f"""
 select max(n) from (
     select split_part(key, '.', 2)::integer as n from event_log
@@ -66,17 +78,11 @@ async def rescore(
         on_progress: called with the number of sessions that are done.
 
     Raises:
-        ClientError: somebody else had a session scored anew at the same time.
+        ClientError: others come between all the time.
+        LogBehind: the recorder does not get on.
         TimeoutError: not done within `timeout_s`. The work goes on.
     """
-    revision = 1
-    for portion in _portions(ids):
-        [row] = await client.queries.rows(_HIGHEST, **at_parameters(portion))
-        revision = max(revision, (row[0] or 1))
-    revision += 1
-    bus = await client.bus()
-    for session_id in ids:
-        await _publish(bus, session_id, revision, reward_fn_hash, client.name)
+    revision = await _ask(client, ids, reward_fn_hash)
     found: dict[UUID, Rescored] = {}
     async with asyncio.timeout(timeout_s):
         pause_s = POLL_S_MIN
@@ -92,6 +98,36 @@ async def rescore(
     return [found[session_id] for session_id in ids]
 
 
+async def _ask(client: Client, ids: Sequence[UUID], reward_fn_hash: str) -> int:
+    """Ask for a revision that is the same for all of these sessions, and nobody else's in any."""
+    bus, log = await client.bus(), await client.log()
+    revision = asked = 0
+    for _ in range(REFUSALS_MAX):
+        last = await bus.last_sequence(REQUESTS)
+        await log.wait_floor(last, LOGGED_WITHIN_S_MAX)
+        if revision <= await _highest(client, ids[asked:]):
+            # Somebody was before us there, so all of ours come after all of theirs.
+            asked, revision = 0, await _highest(client, ids) + 1
+        try:
+            while asked < len(ids):
+                last = await _publish(bus, ids[asked], revision, reward_fn_hash, client.name, last)
+                asked += 1
+        except PublishRefused:
+            await asyncio.sleep(random.uniform(0, REFUSED_PAUSE_S_MAX))
+        else:
+            return revision
+    raise ClientError("others have sessions scored anew all the time: ask again later")
+
+
+async def _highest(client: Client, ids: Sequence[UUID]) -> int:
+    """The highest revision that any of these has, or was asked for."""
+    highest = 1
+    for portion in _portions(ids):
+        [row] = await client.queries.rows(_HIGHEST, **at_parameters(portion))
+        highest = max(highest, row[0] or 1)
+    return highest
+
+
 async def _outcomes(
     client: Client, ids: Sequence[UUID], revision: int, reward_fn_hash: str
 ) -> dict[UUID, Rescored]:
@@ -101,7 +137,7 @@ async def _outcomes(
         if row.reward_fn_hash != reward_fn_hash:
             raise ClientError(
                 f"revision {revision} of session {row.session_id} is another function's, which "
-                "somebody asked for at the same time: ask again, for the next revision"
+                "somebody asked for past this client: ask again, for the next revision"
             )
         found[row.session_id] = Rescored(
             row.session_id, revision, row.scored, row.unscored, row.code, row.message or ""
@@ -110,16 +146,18 @@ async def _outcomes(
 
 
 async def _publish(
-    bus: Bus, session_id: UUID, revision: int, reward_fn_hash: str, client: str
-) -> None:
+    bus: Bus, session_id: UUID, revision: int, reward_fn_hash: str, client: str, last: int
+) -> int:
     fact = RescoreFact(session_id=session_id, revision=revision, reward_fn_hash=reward_fn_hash)
-    await bus.publish(
+    return await bus.publish(
         RewardRescoreRequested(fact=fact, circumstance=RescoreCircumstance(client=client)),
         session_id,
         source=SOURCE,
         time=utc_now(),
         event_id=f"{session_id}.rescore_requested.{revision}.{reward_fn_hash[:16]}",
         session_id=session_id,
+        expected_sequence=last,
+        expected_of=REQUESTS,
     )
 
 

@@ -85,6 +85,7 @@ class Publisher:
         traceparent: str | None = None,
         fence: str | None = None,
         expected_sequence: int | None = None,
+        expected_of: str | None = None,
     ) -> int:
         """Publish an event and return its position in the stream.
 
@@ -92,6 +93,7 @@ class Publisher:
             event_id: the same for every attempt to send the same event.
             fence: the worker that publishes; refused once it has been fenced.
             expected_sequence: the last sequence of the subject that this publish builds on.
+            expected_of: that of another subject, or of all subjects that one with wildcards fits.
 
         Raises:
             PublishRefused: fenced, or the expected sequence is no longer the last.
@@ -115,6 +117,8 @@ class Publisher:
             headers["Nats-Expected-Last-Subject-Sequence-Subject"] = subjects.fence(fence)
         elif expected_sequence is not None:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(expected_sequence)
+            if expected_of is not None:
+                headers["Nats-Expected-Last-Subject-Sequence-Subject"] = expected_of
         name = event.event_name()
         reached(f"publish.{name}.before")
         position = await self._send(subject, event.body(), headers, refusal)
