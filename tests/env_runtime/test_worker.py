@@ -61,6 +61,10 @@ class Probed(Env):
         probe.note("close")
 Env = Probed
 """
+FINALIZED_AGENT, FINALIZED_ENV = (
+    f"import probe\n{source}\n    def __del__(self): probe.note({of!r})\n"
+    for source, of in ((AGENT, "agent"), (ENV, "env"))
+)
 SLOW_ENV = ENV.replace("self.n += 1", "self.n += 1; import time; time.sleep(0.02)")
 
 
@@ -373,6 +377,24 @@ async def test_the_slot_names_session_and_step_while_user_code_runs_and_nobody_o
         ("close", 2),
     ]
     assert {running.session_id for _, running in probe.notes if running} == {request.session_id}
+
+
+async def test_what_a_finished_session_leaves_is_finalized_while_the_slot_names_it(
+    world: World, probe: Probe
+) -> None:
+    world.record()
+    world.answering = True
+    run = await world.worker()
+    probe.slot = run.slot
+    request = await world.run_session(code_of(FINALIZED_AGENT, FINALIZED_ENV), max_steps=2)
+    ended = await world.ended(request.session_id)
+    assert ended.fact.status == "completed"
+    await world.until(lambda: len(probe.notes) == 2)
+    assert {where for where, _ in probe.notes} == {"agent", "env"}
+    for _, running in probe.notes:
+        assert running is not None
+        assert (running.session_id, running.step) == (request.session_id, 2)
+    assert run.slot.read() is None
 
 
 async def test_each_step_of_a_re_execution_has_a_deadline_of_its_own(

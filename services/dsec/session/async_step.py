@@ -19,6 +19,10 @@ class AsyncStep:
         """What awaits a call; None: no decision is under way."""
         self._returned: Any = None
 
+    def release(self) -> None:
+        """Let go of the agent."""
+        self.coroutine = self._returned = None
+
     def resume_with(self, result: Any) -> None:
         """What the call came to that is awaited."""
         self._returned = result

@@ -127,18 +127,31 @@ class Hosting:
             raise stop_of("env_raised", error) from error
 
     def close(self) -> None:
-        """Give up the environment, and a decision that awaits a call. User code runs; what it
-        raises is not ours to keep."""
+        """Give up the environment, the agent, and a decision that awaits a call. User code runs,
+        their finalizers too unless something of the user's still refers to them; what it raises is
+        not ours to keep."""
+        self._interposition.enter(self._chance)
+        try:
+            told_of = self._close_parts()
+            self._release_agent()
+            if self._async is not None:
+                self._async.release()
+            self._observation = self._final = None
+            self._info = told_of
+            if hasattr(self, "_env"):
+                del self._env
+        finally:
+            self._interposition.exit(self._chance)
+
+    def _close_parts(self) -> dict[str, Any]:
         coroutine = None if self._async is None else self._async.coroutine
+        told_of: dict[str, Any] = {}
         for part in (coroutine, getattr(self, "_env", None)):
-            if part is None:
-                continue
-            self._interposition.enter(self._chance)
             try:
-                part.close()
+                if part is not None:
+                    part.close()
             except MemoryError:
                 raise
             except BaseException as error:  # noqa: BLE001 - user code, after the session's end
-                self._info = {"close": told(error)}
-            finally:
-                self._interposition.exit(self._chance)
+                told_of = {"close": told(error)}
+        return told_of
