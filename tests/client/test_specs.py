@@ -465,6 +465,15 @@ def test_what_libraries_and_file_systems_refuse_is_said(folder: Path, text: str,
     assert told in refusal(folder, "bad.yaml", text)
 
 
+@pytest.mark.parametrize(
+    "line", ["import {}", "from {} import x", "from numpy.{} import *", "import json.{}"]
+)
+def test_a_reward_that_imports_what_no_file_can_be_named(folder: Path, line: str) -> None:
+    line = f"try: {line.format('i' * 300)}\nexcept ImportError: pass\n"
+    (folder / "odd.py").write_text(f"{line}{(folder / 'reward.py').read_text()}")
+    assert local_imports(folder, "odd.py") == ["odd.py"]
+
+
 def test_session_files_with_names_that_no_file_system_takes(folder: Path) -> None:
     session = (folder / "session.yaml").read_text()
     for named in ("agent_spec.yaml", "reward.py"):

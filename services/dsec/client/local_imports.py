@@ -8,8 +8,11 @@ and what is only imported by a computed name is not seen (nor would shipped code
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from dsec.client.yaml_file import is_file
 
 
 def local_imports(folder: Path, entry: str) -> list[str]:
@@ -19,7 +22,7 @@ def local_imports(folder: Path, entry: str) -> list[str]:
     waiting = [entry]
     while waiting:
         path = waiting.pop()
-        if path in found or not (folder / path).is_file():
+        if path in found or not is_file(folder / path):
             continue
         found.add(path)
         for module in _modules(folder, path):
@@ -58,10 +61,10 @@ def _files(folder: Path, module: str) -> Iterator[str]:
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
         place = "/".join(parts[:depth])
-        if (folder / place / "__init__.py").is_file():
+        if is_file(folder / place / "__init__.py"):
             yield f"{place}/__init__.py"
-        elif (folder / f"{place}.py").is_file():
+        elif is_file(folder / f"{place}.py"):
             yield f"{place}.py"
             return  # a module has no modules below it
-        elif not (folder / place).is_dir():
+        elif not os.path.isdir(folder / place):
             return

@@ -11,7 +11,7 @@ from dsec.client.code_files import collect, load_code
 from dsec.client.local_imports import local_imports
 from dsec.client.sealing import SealedSpec, seal_code, seal_document
 from dsec.client.told import code_sentence
-from dsec.client.yaml_file import SpecFileError, is_there
+from dsec.client.yaml_file import SpecFileError, is_file
 from dsec.platform.copies import ending_copies
 from dsec.session.code_errors import CodeError
 from dsec.session.documents import RewardDocument
@@ -34,7 +34,7 @@ def read_reward(entry: str, folder: Path, where: str = "reward") -> SealedSpec:
     mapping: dict[str, Any] = {}
     if file.endswith(".py"):
         path = folder / file
-        if not (is_there(path) and path.is_file()):
+        if not is_file(path):
             raise SpecFileError(f"{where}: reward: {path} does not exist: correct the path")
         folder, entry = path.parent, f"{path.name}:{name}"
         mapping["code"] = local_imports(folder, path.name)

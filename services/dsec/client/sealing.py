@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from dsec.client.code_files import collect
 from dsec.client.described_tools import described
 from dsec.client.document_kinds import of_kind
-from dsec.client.yaml_file import SpecFileError, is_there, read_documents
+from dsec.client.yaml_file import SpecFileError, is_file, read_documents
 from dsec.session.documents import (
     DOCUMENTS,
     AgentDocument,
@@ -94,7 +94,7 @@ def _tool(use: ToolUse, folder: Path, where: str) -> tuple[ToolUse, SealedSpec |
     if use.is_sealed:
         return use, None
     paths = [folder / use.ref, folder / f"{use.ref}.yaml"]
-    path = next((path for path in paths if is_there(path) and path.is_file()), None)
+    path = next((path for path in paths if is_file(path)), None)
     if path is None:
         raise SpecFileError(f"{where}.ref: {paths[0]} does not exist: name the tool's YAML file")
     spec = read_file("tool", path)
@@ -132,7 +132,7 @@ def seal_code(kind: str, document: Any, folder: Path, where: str) -> SealedSpec:
         files = collect(folder, document.code, f"{where}: code")
         if place not in files:
             why = f"is not among the files of code: add {place!r}"
-            if not is_there(folder / place):
+            if not is_file(folder / place):
                 why = f"does not exist in {folder.absolute()}: correct the path"
             raise SpecFileError(f"{where}: entry: {place} {why}")
     elif isinstance(document, ToolDocument) and document.kind == "mcp" and document.ships_code:

@@ -7,6 +7,7 @@ desk of the one who wrote it, and not later in a worker.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 from dsec.client.document_kinds import SESSION_KEYS, kind_of, of_kind
 from dsec.client.reward_file import read_reward
 from dsec.client.sealing import SealedSpec, read_file, seal_document, validated
-from dsec.client.yaml_file import SpecFileError, is_there, read_documents
+from dsec.client.yaml_file import SpecFileError, read_documents
 from dsec.session.documents import DOCUMENTS, SessionDocument
 
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -118,7 +119,7 @@ def _referred(
     path = folder / named
     if kind in inline and path.name == Path(where).name:
         return inline[kind]
-    if not is_there(path):
+    if not os.path.exists(path):  # not the method, which raises at impossible names
         raise SpecFileError(
             f"{where}: {kind}: {path} does not exist: name a file relative to {where}, or the "
             "hash of a registered spec"

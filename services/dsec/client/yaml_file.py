@@ -6,6 +6,7 @@ change what a session is, so both are settled here. Errors name the file and the
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -44,12 +45,10 @@ _Loader.add_implicit_resolver(
 )
 
 
-def is_there(path: Path) -> bool:
-    """Whether there is a file or folder. There is none of a name that no file system takes."""
-    try:
-        return path.exists()
-    except OSError:
-        return False
+def is_file(path: Path) -> bool:
+    """Whether there is a file. There is none of a name that no file system takes, at which the
+    method of the same name raises."""
+    return os.path.isfile(path)
 
 
 def read_documents(path: Path) -> list[dict[str, Any]]:
@@ -63,7 +62,7 @@ def read_documents(path: Path) -> list[dict[str, Any]]:
             f"{path} is Python: give the YAML file that names it; `dsec init DIR` writes a "
             "working set"
         )
-    if is_there(path) and path.is_dir():
+    if os.path.isdir(path):  # it raises at no name
         raise SpecFileError(
             f"{path} is a folder: name a file in it, such as {path / 'session.yaml'}"
         )
