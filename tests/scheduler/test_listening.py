@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from itertools import count
 from typing import Any
 
 import pytest
 
+from dsec.platform.bus import Bus
+from dsec.scheduler import listening as module
 from dsec.scheduler.listening import Listening
 from dsec.scheduler.state import SchedulerState
 from dsec_contracts import WorkerHeartbeat
@@ -38,3 +42,31 @@ async def test_heartbeats_of_another_period_are_told_of_once_for_a_node(
         "worker w5 on c says that it is alive every 10 s",
     ]
     assert "DSEC_HEARTBEAT_PERIOD_S" in caplog.text
+
+
+@pytest.mark.nats
+async def test_a_bus_that_is_not_heard_is_told_of_once_and_makes_nobody_silent(
+    nats_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HEARD_PERIOD_S", 0.0)
+    bus = await Bus.connect(nats_url, "test")
+    await bus.close()
+    looks, enough = count(1), asyncio.Event()
+
+    def clock() -> float:
+        at_s = float(next(looks))
+        if at_s == 4.0:
+            enough.set()
+        return at_s
+
+    state = SchedulerState()
+    state.heard_until_s = 0.5
+    hearing = Listening(bus, state, clock, lambda: None, period_s=1.0)
+    with caplog.at_level(logging.WARNING):
+        task = asyncio.create_task(hearing.hear_out())
+        async with asyncio.timeout(10):
+            await enough.wait()
+        task.cancel()
+        await asyncio.wait([task])
+    assert state.heard_until_s == 0.5
+    assert len([r for r in caplog.records if "no worker is taken for dead" in r.message]) == 1

@@ -8,7 +8,6 @@ machine, is busy.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
@@ -82,11 +81,18 @@ class Listening:
         )
 
     async def hear_out(self) -> None:
-        """Know until when heartbeats were heard; for ever."""
+        """Know until when heartbeats were heard; for ever. While the bus does not say, nobody is
+        silent for longer: it says so once."""
+        told = False
         while not cancelled():
             asked_s = self._monotonic()
-            with contextlib.suppress(*AWAY, BusError):
+            try:
                 await self._bus.stream_state()  # its answer comes behind what was there before it
                 await asyncio.sleep(0)  # which is heard in a task of its own
                 self._state.heard_until_s = asked_s
+                told = False
+            except (*AWAY, BusError) as error:
+                if not told:
+                    log.warning("no worker is taken for dead while the bus is not heard: %r", error)
+                told = True
             await asyncio.sleep(HEARD_PERIOD_S)
