@@ -27,6 +27,7 @@ from dsec_contracts.curriculum import (
     CurriculumCircumstance,
     CurriculumFact,
 )
+from dsec_contracts.envelope import Event
 from dsec_contracts.session import (
     CancelCircumstance,
     CancelFact,
@@ -134,14 +135,7 @@ class Effects:
             ),
         )
         try:
-            await self._author.publish(
-                event,
-                intent.session_id,
-                f"{intent.session_id}.placed.{intent.attempt}",
-                intent.cause,
-                session_id=intent.session_id,
-                expected_sequence=intent.expected_sequence,
-            )
+            await self._publish(event, intent, f"placed.{intent.attempt}", intent.expected_sequence)
         except PublishRefused:
             subject = subjects.subject(event.event_name(), intent.session_id)
             return Withdrawn(await self._bus.last_sequence(subject))
@@ -174,13 +168,7 @@ class Effects:
             fact=CancelFact(session_id=intent.session_id),
             circumstance=CancelCircumstance(reason="its deadline has passed", code=intent.code),
         )
-        await self._author.publish(
-            event,
-            intent.session_id,
-            f"{intent.session_id}.cancel_requested.{intent.code}",
-            intent.cause,
-            session_id=intent.session_id,
-        )
+        await self._publish(event, intent, f"cancel_requested.{intent.code}")
 
     async def _change_level(self, intent: ChangeLevel) -> None:
         log.info(
@@ -206,13 +194,7 @@ class Effects:
                 success_mean=intent.success_mean,
             ),
         )
-        await self._author.publish(
-            event,
-            intent.session_id,
-            f"{intent.session_id}.curriculum.{intent.n}",
-            intent.cause,
-            session_id=intent.session_id,
-        )
+        await self._publish(event, intent, f"curriculum.{intent.n}")
 
     async def _end(self, intent: End) -> Withdrawn | None:
         tail: SessionTail | None = SessionTail(None, 0, 0)
@@ -237,14 +219,26 @@ class Effects:
                 attempt=intent.attempt, message=intent.message, at=self._now()
             ),
         )
+        await self._publish(event, intent, "ended.scheduler")
+        return None
+
+    async def _publish(
+        self,
+        event: Event,
+        intent: Place | End | RequestCancel | ChangeLevel,
+        what: str,
+        expected_sequence: int | None = None,
+    ) -> None:
+        """Publish an event of a session. `what`: its name among those of the session."""
+        session_id = intent.session_id
         await self._author.publish(
             event,
-            intent.session_id,
-            f"{intent.session_id}.ended.scheduler",
+            session_id,
+            f"{session_id}.{what}",
             intent.cause,
-            session_id=intent.session_id,
+            session_id=session_id,
+            expected_sequence=expected_sequence,
         )
-        return None
 
     async def _tail(self, session_id: UUID, sequence: int) -> SessionTail | None:
         """How far the session got by `sequence`, from the log; None: the log is behind or away."""
