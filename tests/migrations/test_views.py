@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from tests.session.shuffled import run_shuffled
 
 from dsec.replay.fold import fold
 from dsec.reward.fact import reward_fact
@@ -17,7 +18,6 @@ from dsec.reward.score import EnvScorer
 from dsec.session.documents import AgentDocument, EnvDocument
 from dsec.session.io import SessionConfig
 from dsec.session.local import local_program
-from dsec.session.shuffled import run_shuffled
 from dsec_contracts import SYSTEM_SESSION
 from dsec_contracts.canonical import decode
 from dsec_contracts.keys import session_time

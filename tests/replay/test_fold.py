@@ -8,11 +8,11 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.session.shuffled import run_shuffled
 
 from dsec.replay.fold import DeferredReward, Fault, StepNotRecorded, fold, fold_at
 from dsec.session.io import SessionConfig
 from dsec.session.log_row import RecordedGap
-from dsec.session.shuffled import run_shuffled
 from dsec_contracts.canonical import decode, encode
 
 SESSION_ID = UUID("0192f0c1-2345-7abc-8def-0123456789ab")

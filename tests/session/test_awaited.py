@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from tests.session.shuffled import run_shuffled
 
 from dsec.replay.verify import verify
 from dsec.reward.score import EnvScorer
@@ -16,7 +17,6 @@ from dsec.session.machine import SessionMachine
 from dsec.session.memory_log import Failed
 from dsec.session.recorded import Recorded
 from dsec.session.rerun import rerun, undelivered
-from dsec.session.shuffled import run_shuffled
 
 MODEL = ToolUse(ref="a" * 64, name="model", deadline_s=30.0)
 LATER = ToolUse(ref="b" * 64, name="later", deadline_s=30.0, blocking=False)

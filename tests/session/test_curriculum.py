@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.session.shuffled import run_shuffled
 
 from dsec.replay.verify import verify
 from dsec.reward.score import EnvScorer
@@ -26,7 +27,6 @@ from dsec.session.local import local_program, run_in_memory
 from dsec.session.machine import SessionMachine
 from dsec.session.recorded import Recorded
 from dsec.session.rerun import rerun, undelivered
-from dsec.session.shuffled import run_shuffled
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.step import STEP_FIELDS
 

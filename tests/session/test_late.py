@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.session.shuffled import run_shuffled
 
 from dsec.replay.verify import verify
 from dsec.reward.score import EnvScorer
@@ -31,7 +32,6 @@ from dsec.session.machine import SessionMachine
 from dsec.session.memory_log import Failed, MemoryLog
 from dsec.session.recorded import Recorded
 from dsec.session.rerun import rerun, undelivered
-from dsec.session.shuffled import run_shuffled
 from dsec_contracts import keys
 from dsec_contracts.canonical import decode, encode
 from dsec_contracts.step import STEP_FIELDS

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from tests.session.shuffled import run_shuffled
 
 from dsec.replay.verify import verify
 from dsec.reward.score import RewardError, Scorer, load_scorer, reward_fact
@@ -17,7 +18,6 @@ from dsec.session.log_row import observation_behind
 from dsec.session.machine import SessionMachine
 from dsec.session.recorded import Recorded
 from dsec.session.rerun import rerun
-from dsec.session.shuffled import run_shuffled
 from dsec.session.whole_episode import EpisodeStep, pack_episode, unpack_episode
 from dsec_contracts.canonical import CanonicalError, decode, encode
 from dsec_contracts.reward import CAUSE_BYTES
