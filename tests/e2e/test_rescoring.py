@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.reward.http_service import Answer, Asked, http_service
 
 from dsec.client.client import Client
 from dsec.client.rescoring import rescore
@@ -118,6 +119,78 @@ async def test_of_two_at_once_each_has_a_revision_of_its_own(
     ):
         if row["revision"] in (one, another):  # not one of a try that was in the other's way
             assert row["hash"] == named[row["revision"] == another]
+
+
+ASKING = """
+import dsec
+
+@dsec.reward(weights={"left": 1.0}, services=["shelf"])
+async def score(t, services):
+    found = await services["shelf"].get("/left", params={"step": t.step})
+    return {"left": found.json()["left"]}
+"""
+GONE = (3, 4)
+"""Steps about which the service says nothing at first."""
+
+
+async def test_a_reward_that_was_missing_is_filled_later(
+    client: Client, session_files: Callable[..., Path], good_agent: str, stack: Any, tmp_path: Path
+) -> None:
+    steps, is_down = 8, True
+
+    async def left(asked: Asked) -> Answer:
+        step = int(asked.params["step"])
+        return Answer(503) if is_down and step in GONE else Answer(body={"left": step + 0.5})
+
+    async with http_service() as service:
+        service.behave = left
+        declared = tmp_path / "services.yaml"
+        declared.write_text(
+            f"shelf:\n  base_url: {service.url}\n  qps_budget: 200\n  retry: {{attempts_max: 1}}\n"
+        )
+        await asyncio.to_thread(stack.dsec, "services", "declare", str(declared))
+        session = session_files(
+            good_agent, max_steps=steps, reward="reward.py:score", files={"reward.py": ASKING}
+        )
+        group = await client.request(session)
+        [row] = await client.wait(group, timeout_s=60)
+        assert (row.status, row.rewards_missing) == ("completed", len(GONE)), row
+        assert row.reward_total == sum(n + 0.5 for n in range(steps) if n not in GONE)
+        before = await client.position()
+        asked, is_down = len(service.asked), False
+
+        reward = f"{session.parent / 'reward.py'}:score"
+        chosen = "--group", group.group_id, "--reward", reward
+        told = await asyncio.to_thread(stack.dsec, "rescore", *chosen)
+        assert (told["scored"], told["unscored"]) == (steps, 0)
+        assert len(service.asked) == asked + len(GONE), "what was answered once is not asked again"
+
+    def rewards(episodes: list[Any]) -> list[tuple[float | None, bool]]:
+        return [
+            (float(value) if known else None, bool(known))
+            for one in episodes
+            for value, known in zip(one.rewards, one.mask, strict=True)
+        ]
+
+    full = [(n + 0.5, True) for n in range(steps)]
+    now = [episode async for episode in client.episodes(group)]
+    then = [episode async for episode in client.episodes(group, as_of=before)]
+    assert rewards(now) == full
+    assert rewards(then) == [one if n not in GONE else (None, False) for n, one in enumerate(full)]
+    [filled] = await client.queries.summaries(group.session_ids)
+    assert (filled.rewards_missing, filled.reward_total) == (0, sum(value for value, _ in full))
+    assert filled.chain_hash == row.chain_hash, "what the agent was told stays what it was"
+    verdict = await asyncio.to_thread(stack.dsec, "verify", str(row.session_id))
+    assert (verdict["ok"], verdict["reward_ok"]) == (True, True), verdict
+    trace = stack.sql(
+        "select step, revision, missing from reward_trace where session_id = %(id)s"
+        " and step = 3 order by revision nulls first",
+        id=row.session_id,
+    )
+    assert [(one["revision"], one["missing"]) for one in trace] == [
+        (None, "service_unavailable"),
+        (2, None),
+    ]
 
 
 @pytest.mark.long
