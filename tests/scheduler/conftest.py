@@ -31,6 +31,7 @@ from dsec.recorder.settings import RecorderSettings
 from dsec.scheduler.__main__ import serve
 from dsec.scheduler.handlers import CONSUMER
 from dsec.scheduler.history import History
+from dsec.scheduler.leadership import LeadershipLost
 from dsec.scheduler.settings import load_config
 from dsec_contracts import (
     Event,
@@ -125,9 +126,18 @@ class World:
         path = self.folder / f"config-{len(self.tasks)}.yaml"
         path.write_text(config)
         settings = Settings(nats_url=self.nats_url, database_url=self.database_url)
-        stop = asyncio.Event()
-        serving = serve(settings, load_config(path), stop)
-        self.tasks.append((asyncio.create_task(serving), stop))
+        stop, config = asyncio.Event(), load_config(path)
+
+        async def served() -> None:
+            lost = True
+            while lost:
+                lost = False
+                try:
+                    await serve(settings, config, stop)
+                except* LeadershipLost:  # of a process that stood still: it is started anew
+                    lost = True
+
+        self.tasks.append((asyncio.create_task(served()), stop))
 
     async def led(self) -> None:
         """Wait until a scheduler follows the stream."""

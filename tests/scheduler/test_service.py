@@ -46,8 +46,8 @@ pytestmark = [pytest.mark.nats, pytest.mark.postgres]
 
 NO_INPUTS = encode([])
 CONFIG_QUICK = """
-heartbeat_period_s: 0.5
-heartbeat_limit_s: 1.5
+heartbeat_period_s: 0.3
+heartbeat_limit_s: 0.6
 """
 CONFIG_ABSENT = """
 heartbeat_period_s: 0.5
@@ -215,7 +215,7 @@ async def test_a_server_that_stands_still_makes_no_worker_silent(world: Any) -> 
     server = world.nats_server()
     server.suspend()
     try:
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(1.2)
     finally:
         server.resume()
     await asyncio.sleep(0.5)
