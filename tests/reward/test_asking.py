@@ -26,7 +26,7 @@ from dsec.reward.score import load_scorer
 from dsec_contracts import SYSTEM_SESSION, RewardDeferred, RewardScored, ServiceModeChanged
 from dsec_contracts.reward import RewardNoticeFact
 
-pytestmark = [pytest.mark.nats, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.nats, pytest.mark.timeout(180)]
 
 ASKS = spec_of(
     "@dsec.reward(services=['stock'])\n"
@@ -45,7 +45,7 @@ TWICE = spec_of(
 
 async def asked_for(service: HttpService, count: int) -> None:
     """Wait until it was asked so often."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(service.asked) < count:  # noqa: ASYNC110 - another process asks
             await asyncio.sleep(0.02)
 
@@ -131,6 +131,8 @@ async def test_retries_after_429_and_what_retry_after_asks(rig: Rig, stock: Http
 
     async def storm(asked: Asked) -> Answer:
         if len(stock.asked) <= 3:
+            # All have asked: who comes after the first is told waits as long as the first does.
+            await asked_for(stock, 3)
             return Answer(429, "wait", {"Retry-After": "1"})
         return Answer(body={"left": 7})
 
@@ -182,7 +184,7 @@ async def test_a_reward_is_missing_only_when_all_is_tried_and_never_zero(
 ) -> None:
     rig.know(ASKS)
     retry = {"attempts_max": 4, "backoff_s_min": 0.01, "backoff_s_max": 0.05}
-    rig.declare("stock", stock.url, deadline_s=1.5, attempt_s_max=0.4, retry=retry)
+    rig.declare("stock", stock.url, deadline_s=3.0, attempt_s_max=0.8, retry=retry)
 
     async def behave(asked: Asked) -> Answer:
         return Answer(503) if what == "503" else Answer(never=True)
@@ -190,7 +192,7 @@ async def test_a_reward_is_missing_only_when_all_is_tried_and_never_zero(
     stock.behave = behave
     if what == "down":
         await stock.stop()
-    rig.start(ack_wait_s=1)
+    rig.start(ack_wait_s=2)
     began = time.monotonic()
     await rig.send([ASKS[0], ENV_SPEC[0]])
     missing = await rig.missing(1)
@@ -202,7 +204,7 @@ async def test_a_reward_is_missing_only_when_all_is_tried_and_never_zero(
     assert event.row.session_id == session(1).bytes
     assert len(stock.asked) >= attempts
     if what == "never":
-        assert time.monotonic() - began >= 1.2
+        assert time.monotonic() - began >= 2.4
     assert await rig.deliveries() == 1, "it was said that there is work in progress"
 
 
@@ -259,11 +261,11 @@ async def test_an_answer_after_the_deadline_of_an_attempt(rig: Rig, stock: HttpS
     async def late_once(asked: Asked) -> Answer:
         number = len(stock.asked)
         if number == 1:
-            await asyncio.sleep(1)
+            await asked_for(stock, 2)  # its time is over
         return Answer(body={"left": number})
 
     rig.know(ASKS)
-    rig.declare("stock", stock.url, attempt_s_max=0.3)
+    rig.declare("stock", stock.url, attempt_s_max=1.0)
     stock.behave = late_once
     rig.start()
     await rig.send([ASKS[0]])
@@ -278,7 +280,7 @@ async def test_a_service_that_is_down_for_some_seconds_costs_nothing(
     rig.know(ASKS)
     rig.declare("stock", stock.url, retry={"attempts_max": 100, "backoff_s_max": 0.5})
     await stock.stop()
-    rig.start(ack_wait_s=1)
+    rig.start(ack_wait_s=2)
     await rig.send([ASKS[0]] * 4)
     await asyncio.sleep(3)
     await stock.start()
@@ -327,7 +329,7 @@ async def test_a_lane_that_asks_again_is_answered_once(rig: Rig, stock: HttpServ
     await rig.send([ASKS[0]] * 2, "a")
     await asked_for(stock, 2)
     await rig.send([ASKS[0]] * 2, "again")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while await rig.deliveries() < 2:  # noqa: ASYNC110 - the server's, not ours
             await asyncio.sleep(0.05)
     await asyncio.sleep(0.2)  # what it would ask
@@ -375,9 +377,10 @@ async def test_what_a_killed_replica_was_at_is_anothers_within_seconds(
     first.kill()
     began = time.monotonic()
     await rig.settled()
-    assert time.monotonic() - began < 15  # most of it the start of a scoring process
+    # Most of it the start of a scoring process, and far less than the call may take.
+    assert time.monotonic() - began < 40
     assert {a.headers["idempotency-key"] for a in stock.asked} == keys
-    assert len(stock.asked) == 4
+    assert len(stock.asked) == 4, rig.logs()
     assert sum(event.rows for event in await rig.scored(1)) >= 1
 
 

@@ -51,7 +51,7 @@ class Crowd:
         """These are under way, and no others join them."""
         wanted = [f"/{n}" for n in inside]
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while sorted(self.inside) != wanted:  # noqa: ASYNC110 - the service is asked
                     await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)

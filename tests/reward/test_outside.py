@@ -21,7 +21,7 @@ from dsec_contracts.service import ServiceFact
 
 pytestmark = pytest.mark.nats
 
-WAIT_S_MAX = 10.0
+WAIT_S_MAX = 60.0
 TERMS = {
     "name": "stock",
     "version": 1,

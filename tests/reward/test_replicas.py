@@ -16,7 +16,7 @@ from dsec.platform.stack.nats_server import NatsServerOptions, nats_server_proce
 from dsec.platform.stack.ports import free_port
 from dsec.platform.stack.process import ChildProcess
 
-pytestmark = [pytest.mark.nats, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.nats, pytest.mark.timeout(180)]
 
 SLOW = spec_of("def score(t, s):\n    for _ in range(500_000): pass\n    return 1\n")
 ASKS = spec_of(
@@ -25,12 +25,15 @@ ASKS = spec_of(
     "    return (await services['stock'].get('/left')).json()['left']\n"
 )
 BLOCKS = spec_of("def score(t, services):\n    while True: pass\n")
+STOPS_WITHIN_S = 20.0
+"""Less than a stop waits for handlers at work, and than what is absent is waited for."""
 
 
 async def test_two_replicas_share_and_one_is_killed_at_work(rig: Rig) -> None:
     rig.know(SLOW)
     for _ in range(2):
         rig.start(ack_wait_s=1)
+    await rig.receiving(2)  # or one has done it all before the other is up
     count = 0
     for n in range(40):
         await rig.send([SLOW[0]] * 3, f"m{n}", step=n)
@@ -48,11 +51,11 @@ async def test_two_replicas_share_and_one_is_killed_at_work(rig: Rig) -> None:
 
 async def test_of_two_replicas_one_is_killed_between_an_answer_and_its_reward(rig: Rig) -> None:
     """The other one asks again, under the same key, and there is one reward."""
-    heard = asyncio.Event()
+    heard, killed = asyncio.Event(), asyncio.Event()
 
     async def slowly(asked: Asked) -> Answer:
         heard.set()
-        await asyncio.sleep(1.5)  # it has done its work, and nobody knows
+        await killed.wait()  # it has done its work, and nobody knows
         return Answer(body={"left": 7})
 
     async with http_service() as stock:
@@ -63,11 +66,12 @@ async def test_of_two_replicas_one_is_killed_between_an_answer_and_its_reward(ri
             rig.start(ack_wait_s=1)
         await rig.receiving(2)
         await rig.send([ASKS[0]], step=4)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await heard.wait()
         [victim] = [replica for replica in rig.replicas if _talks_to(replica.pid, stock.port)]
         victim.kill()
         victim.wait()
+        killed.set()
         found = await rig.scored(1)
         await rig.settled()
         assert len(facts(await rig.scored(1))) == 1
@@ -92,16 +96,16 @@ async def test_who_stops_hands_back_what_waits_for_a_budget(rig: Rig) -> None:
         await rig.receiving(1)
         await rig.send([ASKS[0]], "first", step=1)
         await rig.send([ASKS[0]], "second", step=2)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not stock.asked:  # noqa: ASYNC110 - another process asks
                 await asyncio.sleep(0.02)
-        began = asyncio.get_running_loop().time()
+        began = asyncio.get_running_loop().time()  # the budget is for one in 10 s
         rig.replicas[0].send_signal(signal.SIGTERM)
         code = await asyncio.to_thread(rig.replicas[0].wait)
-        assert (code, asyncio.get_running_loop().time() - began < 6) == (0, True)
+        assert (code, asyncio.get_running_loop().time() - began < 9) == (0, True)
         (event,) = await rig.scored(1)
         assert event.row.step[0] == 1
-        assert await rig.unsettled() == 1
+        await rig.left(1)
         rig.declare("stock", stock.url, version=2)
         rig.start(ack_wait_s=10)
         found = await rig.scored(2)
@@ -116,8 +120,8 @@ async def test_who_stops_hands_back_what_waits_for_a_declaration(rig: Rig) -> No
     began = asyncio.get_running_loop().time()
     rig.replicas[0].send_signal(signal.SIGTERM)
     code = await asyncio.to_thread(rig.replicas[0].wait)
-    assert (code, asyncio.get_running_loop().time() - began < 6) == (0, True)
-    assert await rig.unsettled() == 1
+    assert (code, asyncio.get_running_loop().time() - began < STOPS_WITHIN_S) == (0, True)
+    await rig.left(1)
 
     async def seven(asked: Asked) -> Answer:
         return Answer(body={"left": 7})
@@ -140,13 +144,13 @@ async def test_a_killed_replica_takes_its_scoring_process_along(rig: Rig) -> Non
     replica = rig.start()
     await rig.send([BLOCKS[0]])
     children: list[psutil.Process] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(90):
         while not children or children[0].cpu_times().user < 1.5:  # starting takes less
             children = psutil.Process(replica.pid).children()
             await asyncio.sleep(0.1)
     replica.kill()
     replica.wait()
-    gone, alive = psutil.wait_procs(children, timeout=5)
+    gone, alive = psutil.wait_procs(children, timeout=60)
     assert gone
     assert not alive
 
@@ -159,7 +163,7 @@ async def test_a_stop_finishes_the_message_at_hand_and_keeps_no_other(rig: Rig) 
         await rig.send([SLOW[0]] * 3, f"m{n}", step=n)
     await rig.scored(1)
     first.send_signal(signal.SIGTERM)
-    assert first.wait(20) == 0
+    assert await asyncio.to_thread(first.wait, 60) == 0
     rig.start(ack_wait_s=60)
     assert len(facts(await rig.scored(12))) == 36
 

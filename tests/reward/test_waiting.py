@@ -32,7 +32,7 @@ def test_all_that_are_held_run_at_one_instant(now_s: float, later_s: float) -> N
 
 
 @pytest.mark.nats
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(180)
 async def test_rows_that_queue_for_a_budget_are_told_together(rig: Rig) -> None:
     async with http_service() as stock:
 
