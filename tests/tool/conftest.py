@@ -43,7 +43,7 @@ from dsec_contracts.tool import (
     ToolUse,
 )
 
-WAIT_S_MAX = 30.0
+WAIT_S_MAX = 60.0
 SESSION = UUID("019cade2-11c0-7001-9f3a-5c7e9b2d5791")
 
 

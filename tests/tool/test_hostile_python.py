@@ -20,7 +20,7 @@ from dsec.tool.frames import Failure, Order, Outcome
 from dsec.tool.processes import Processes, Program
 from dsec_contracts import decode
 
-WAIT_S_MAX = 5.0
+WAIT_S_MAX = 60.0
 DAEMON = "import os, subprocess\nout = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
 
 

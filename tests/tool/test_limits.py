@@ -208,7 +208,7 @@ async def test_a_rate_spaces_calls_and_refuses_what_would_be_late(replicas: list
     loop = asyncio.get_running_loop()
     began, quota = loop.time(), Quota(per_s=10)
     await asyncio.gather(*(replicas[n % 2].moment("a", quota, began + 20) for n in range(12)))
-    assert 1.0 <= loop.time() - began < 6
+    assert 1.0 <= loop.time() - began < 15
     await replicas[0].moment("b", Quota(per_s=0.1), loop.time() + 5.0)
     with pytest.raises(Refused, match=r"0\.1 calls a second"):
         await replicas[1].moment("b", Quota(per_s=0.1), loop.time() + 1.0)
@@ -279,7 +279,7 @@ async def test_status_shows_a_call_that_waits_with_its_attempts_and_its_last_err
     command = [sys.executable, "-m", "dsec.cli", "tools", "status", "--pending", "--json"]
     env = os.environ | {"DSEC_NATS_URL": rig.nats_url, "DSEC_DATABASE_URL": rig.database_url}
     done = await asyncio.to_thread(
-        subprocess.run, command, env=env, capture_output=True, timeout=30, check=True
+        subprocess.run, command, env=env, capture_output=True, timeout=60, check=True
     )
     (call,) = json.loads(done.stdout)
     assert (call["call_id"], call["tool"], call["status"]) == ("call_0_0_0", "t0", "waiting")

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from dsec_contracts import decode
 
 SERVER = '''
 """A server that answers with tasks, as its extension says, and notes what it is asked."""
-import asyncio, itertools, sys
+import asyncio, itertools, sys, time
 from mcp.server.extension import Extension, MethodBinding
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -71,6 +72,7 @@ class Tasks(Extension):
         name, _, _ = params.task_id.partition("-")
         self.polls[params.task_id] = self.polls.get(params.task_id, 0) + 1
         note(f"get {name}")
+        note(f"at {time.monotonic()}")
         if params.task_id not in self.tasks:
             raise MCPError(-32602, "Failed to retrieve task: Task not found")
         told = SAID | {"resultType": "complete", "taskId": params.task_id, "pollIntervalMs": 100}
@@ -84,7 +86,7 @@ class Tasks(Extension):
         if name == "moody" and self.polls[params.task_id] in (1, 3):
             raise MCPError(-32603, "not now")
         task = self.tasks[params.task_id]
-        if not task.done():
+        if not task.done() or self.polls[params.task_id] < 3:  # on a busy machine, too
             return told | {"status": "working"}
         result = task.result().model_dump(mode="json", by_alias=True, exclude_none=True)
         return told | {"status": "completed", "result": result}
@@ -161,7 +163,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         port = probe.getsockname()[1]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([sys.executable, path, notes, str(port)], stderr=log)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -209,7 +211,7 @@ def failure(outcome: Outcome) -> Failure:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110 - another process writes, nothing notifies
             await asyncio.sleep(0.02)
 
@@ -222,7 +224,10 @@ async def test_what_a_task_ends_with_is_the_result(processes: Processes, server:
     assert decode(results[0])["structured"] == {"result": 5}
     told = server.told()
     assert told[0] == "made later the-key"
-    assert 3 <= told.count("get later") <= 6  # no more often than the server wants to be asked
+    times = [float(line.partition(" ")[2]) for line in told if line.startswith("at ")]
+    assert len(times) == told.count("get later") >= 3
+    # No more often than the server wants to be asked, every 0.1 s: so are those on the way.
+    assert all(later - earlier > 0.05 for earlier, later in pairwise(times))
     assert "cancel later" not in told
 
 
@@ -266,7 +271,7 @@ async def test_a_deadline_ends_the_task_too(processes: Processes, server: Server
     began = time.monotonic()
     outcome = failure(await asked(processes, program, deadline_s=2.0))
     assert outcome.code == "deadline"
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert "get stuck" in server.told()
     await until(lambda: "cancel stuck" in server.told())
 

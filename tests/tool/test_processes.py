@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -170,10 +171,20 @@ async def test_a_process_is_used_again_for_its_own_tool_alone(processes: Process
     assert value(await outcome_of(processes, pid)) != first
 
 
-async def test_two_calls_of_one_tool_run_side_by_side(processes: Processes) -> None:
-    program = program_of("import time\ndef tool(): time.sleep(0.5); return time.monotonic()")
-    ends = await asyncio.gather(*(outcome_of(processes, program) for _ in range(2)))
-    assert abs(value(ends[0]) - value(ends[1])) < 0.45
+async def test_two_calls_of_one_tool_run_side_by_side(processes: Processes, tmp_path: Path) -> None:
+    body = f"""
+        import os, time
+        def tool(me, other):
+            open({str(tmp_path)!r} + me, "w").close()
+            while not os.path.exists({str(tmp_path)!r} + other):
+                time.sleep(0.01)
+            return "met"
+    """
+    program = program_of(body)
+    places = (("/a", "/b"), ("/b", "/a"))
+    calls = (json.dumps({"me": me, "other": other}) for me, other in places)
+    met = await asyncio.gather(*(outcome_of(processes, program, call, 60.0) for call in calls))
+    assert [value(outcome) for outcome in met] == ["met", "met"]
 
 
 async def test_a_cancelled_call_ends_its_process(processes: Processes) -> None:

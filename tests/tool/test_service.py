@@ -219,19 +219,20 @@ async def test_a_call_of_a_session_that_has_ended_is_stopped_and_its_place_is_fr
 
 
 async def test_turns_run_side_by_side(rig: Rig) -> None:
+    mark = str(rig.folder / "runs")
     tool = spec_of(
-        "import time\n"
-        "def tool():\n"
-        "    began = time.monotonic()\n"
-        "    time.sleep(1)\n"
-        "    return began, time.monotonic()\n"
+        "import os, time\n"
+        "def tool(me, other):\n"
+        f"    open({mark!r} + me, 'w').close()\n"
+        f"    while not os.path.exists({mark!r} + other):\n"
+        "        time.sleep(0.01)\n"
+        "    return 'met'\n"
     )
     await rig.know(tool)
     rig.start()
-    for step in range(2):
-        await rig.call(tool[0], step=step)
-    one, other = await rig.answered(2)
-    assert max(one[0], other[0]) < min(one[1], other[1])
+    for step, arguments in enumerate(('{"me": "0", "other": "1"}', '{"me": "1", "other": "0"}')):
+        await rig.call(tool[0], step=step, arguments=arguments)
+    assert await rig.answered(2) == ["met", "met"]
 
 
 async def test_a_stop_lets_calls_end_and_hands_the_rest_back(rig: Rig) -> None:
@@ -242,7 +243,7 @@ async def test_a_stop_lets_calls_end_and_hands_the_rest_back(rig: Rig) -> None:
     await rig.until(rig.effects)
     first.terminate()
     assert await rig.answered() == ["done"]
-    assert await asyncio.to_thread(first.wait, 10) == 0
+    assert await asyncio.to_thread(first.wait, 60) == 0
     await rig.settled()
     assert len(rig.effects()) == 1
 
