@@ -23,7 +23,7 @@ from dsec.platform.clock import utc_now
 from dsec_contracts import AnchorCaptured, AnchorLost, AnchorStored
 from dsec_contracts.anchor import AnchorCapturedCircumstance, AnchorCapturedFact
 
-WAIT_S_MAX = 40.0
+WAIT_S_MAX = 60.0
 SESSION = UUID("019cade2-11c0-7001-9f3a-5c7e9b2d5791")
 
 

@@ -138,11 +138,11 @@ async def test_a_store_that_fails_its_proof_is_trusted_with_nothing(
 
 async def test_without_a_store_it_says_what_to_set(rig: Rig) -> None:
     process = rig.start("")
-    assert await asyncio.to_thread(process.wait, 30) == 2
+    assert await asyncio.to_thread(process.wait, 60) == 2
     assert "Set DSEC_OBJECT_STORE_URL" in rig.logs()
     with seaweedfs.in_environment(seaweedfs.CREDENTIALS):
         process = rig.start(f"s3://key:secret@bucket?endpoint=http://127.0.0.1:{free_port()}")
-        assert await asyncio.to_thread(process.wait, 30) == 2
+        assert await asyncio.to_thread(process.wait, 60) == 2
     assert "holds no credentials" in rig.logs()
     assert "key:secret" not in rig.logs()
 
@@ -153,7 +153,7 @@ async def test_a_stop_hands_back_what_is_not_done(rig: Rig, tmp_path: Path) -> N
     await rig.capture(1)
     await rig.answered(1)
     process.send_signal(signal.SIGTERM)
-    assert await asyncio.to_thread(process.wait, 30) == 0
+    assert await asyncio.to_thread(process.wait, 60) == 0
     await rig.capture(2)
     rig.start(store)
     await rig.answered(2)

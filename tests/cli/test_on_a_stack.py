@@ -286,7 +286,7 @@ def test_cancel(stack: RunningStack) -> None:
     file.write_text(text.replace(f"max_steps: {STEPS}", "max_steps: 100000000"))
     (session_id,) = stack.json("run", str(file))["session_ids"]
     stack.json("sessions", "cancel", session_id)
-    until = time.monotonic() + 30
+    until = time.monotonic() + 90
     while (shown := stack.json("sessions", "show", session_id))["status"] != "cancelled":
         assert time.monotonic() < until, shown
         time.sleep(0.1)

@@ -13,7 +13,7 @@ from dsec.client.client import Client
 from dsec.client.publishing import RequestIncomplete
 from dsec.client.queries import Queries
 from dsec.platform.bus import Bus, BusUnavailable
-from dsec_contracts import SessionRequested
+from dsec_contracts import Event, SessionRequested
 from dsec_contracts.keys import session_time
 
 SESSION = {"agent": "a" * 64, "env": "b" * 64, "reward": "c" * 64, "seed": 7, "max_steps": 5}
@@ -23,7 +23,10 @@ FIRST = UUID("01a22b73-29d2-725d-8e5a-7d7fb9de0398")
 async def requested(bus: Bus) -> list[SessionRequested]:
     """All requests on the bus."""
     consumer = await bus.consumer("test-client", ["dsec.session.requested.*"], ack="none")
-    found = [m.event() for m in await consumer.fetch(100, 1)]
+    count, found = (await consumer.state()).pending, list[Event]()
+    async with asyncio.timeout(60):
+        while len(found) < count:
+            found += [m.event() for m in await consumer.fetch(count - len(found), 1)]
     await consumer.close()
     await bus.delete_consumer("test-client")
     return [event for event in found if isinstance(event, SessionRequested)]
@@ -33,13 +36,20 @@ class FailingBus(Bus):
     """A bus that goes away in the middle of a bulk publish."""
 
     left = 3
+    under_way = 0
 
     async def publish(self, *args: object, **how: object) -> int:
         if self.left == 0:
-            await asyncio.sleep(0.5)  # those before are acknowledged
+            while self.under_way:  # noqa: ASYNC110 - those before are acknowledged …
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)  # … and whoever asked has counted them
             raise BusUnavailable("not acknowledged")
         self.left -= 1
-        return await super().publish(*args, **how)  # type: ignore[arg-type]
+        self.under_way += 1
+        try:
+            return await super().publish(*args, **how)  # type: ignore[arg-type]
+        finally:
+            self.under_way -= 1
 
 
 @pytest.mark.nats

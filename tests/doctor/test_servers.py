@@ -50,7 +50,7 @@ class Server:
 
     def wait(self) -> None:
         """Until it answers."""
-        for _ in range(100):
+        for _ in range(1000):
             facts = bus.server(self.asked(nats_url=self.options.url))
             if facts.status == "ok" or "answers at" not in facts.sentence:
                 return

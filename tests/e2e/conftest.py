@@ -75,7 +75,7 @@ class RunningStack:
             object_store_url=self.object_store_url,
         )
 
-    def dsec(self, *arguments: str, exit_code: int = 0, timeout_s: float = 90.0) -> Any:
+    def dsec(self, *arguments: str, exit_code: int = 0, timeout_s: float = 180.0) -> Any:
         """What a command on this stack answers in JSON. Fails the test on another exit status."""
         done = subprocess.run(
             [*DSEC, *arguments, "--json"],
@@ -88,7 +88,7 @@ class RunningStack:
         assert done.returncode == exit_code, done.stderr + done.stdout
         return json.loads(done.stdout)
 
-    def until(self, holds: Callable[[], Any], timeout_s: float = 30.0, every_s: float = 0.1) -> Any:
+    def until(self, holds: Callable[[], Any], timeout_s: float = 90.0, every_s: float = 0.1) -> Any:
         """Wait until `holds()` is true; fails the test otherwise."""
         deadline = time.monotonic() + timeout_s
         while not (result := holds()):
@@ -111,7 +111,7 @@ def running_stack(state_dir: Path, *options: str, **environment: str) -> Iterato
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=200,
         check=False,
     )
     assert up.returncode == 0, up.stderr
@@ -121,7 +121,7 @@ def running_stack(state_dir: Path, *options: str, **environment: str) -> Iterato
         urls = found.nats_url, found.database_url, found.object_store_url
         yield RunningStack(state_dir, *urls, up.stdout + up.stderr)
     finally:
-        subprocess.run([*DSEC, "down", *where], timeout=60, check=True)
+        subprocess.run([*DSEC, "down", *where], timeout=120, check=True)
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,7 @@ async def rejection(stack: Any, event_id: str) -> dict[str, Any]:
             key=f"rejected:{event_id}",
         )
 
-    rows = await asyncio.to_thread(stack.until, found, 10)
+    rows = await asyncio.to_thread(stack.until, found)
     return dict(rows[0]["fact"])
 
 
@@ -95,7 +95,7 @@ async def test_a_bare_request_runs(stack: Any, hashes: dict[str, str]) -> None:
         rows = stack.sql(query, id=session_id)
         return rows if rows and rows[0]["status"] == "completed" else None
 
-    rows = await asyncio.to_thread(stack.until, ended, 15)
+    rows = await asyncio.to_thread(stack.until, ended)
     assert rows[0]["steps"] == 20
 
 
@@ -164,14 +164,25 @@ async def test_malformed_events_on_every_subject_harm_nobody(
         rows = stack.sql(query, id=session_id)
         return bool(rows) and rows[0]["status"] == "completed"
 
-    await asyncio.to_thread(stack.until, completed, 30)
+    await asyncio.to_thread(stack.until, completed)
 
 
-async def test_cancel(client: Client, session_files: Callable[..., Path], good_agent: str) -> None:
+async def test_cancel(
+    stack: Any, client: Client, session_files: Callable[..., Path], good_agent: str
+) -> None:
     group = await client.request(session_files(good_agent, max_steps=10**8), count=3)
-    await asyncio.sleep(1.0)
+
+    def all_step() -> bool:
+        query = (
+            "select count(distinct session_id) as n from event_log "
+            "where kind = 'session.stepped' and session_id = any(%(ids)s)"
+        )
+        [row] = stack.sql(query, ids=list(group.session_ids))
+        return bool(row["n"] == 3)
+
+    await asyncio.to_thread(stack.until, all_step)
     await client.cancel(group.session_ids)
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(90):
         rows = await client.wait(group)
     assert {(row.status, row.code) for row in rows} == {("cancelled", "cancelled")}
     assert all(row.steps > 0 for row in rows)
@@ -183,7 +194,7 @@ async def test_deadline(
     session = session_files(good_agent, max_steps=10**8)
     session.write_text(session.read_text() + "deadline_s: 2\n")
     group = await client.request(session)
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(90):
         [row] = await client.wait(group)
     assert (row.status, row.code) == ("cancelled", "deadline")
 
@@ -206,6 +217,6 @@ async def test_an_unknown_environment_fails_with_its_field(
         "select fact_json ->> 'code' as code, circumstance ->> 'message' as message "
         "from event_log where session_id = %(id)s and kind = 'session.ended'"
     )
-    [row] = await asyncio.to_thread(stack.until, lambda: stack.sql(query, id=session_id), 15)
+    [row] = await asyncio.to_thread(stack.until, lambda: stack.sql(query, id=session_id))
     assert row["code"] == "unknown_environment"
     assert "env_spec.entry" in row["message"]

@@ -220,12 +220,14 @@ async def test_three_hundred_sessions_are_scored_anew(
 
 
 async def test_what_cannot_be_scored_anew_says_why(
-    client: Client, session_files: Callable[..., Path], good_agent: str
+    client: Client, session_files: Callable[..., Path], good_agent: str, stack: Any
 ) -> None:
     running = await client.request(session_files(good_agent, max_steps=10**7, name="runs"))
     reward = await client.register("reward", "env")
     found = await rescore(client, running.session_ids, reward, timeout_s=60)
     assert [(one.scored, one.code) for one in found] == [(0, "not_ended")]
+    query = "select 1 from reward_trace where reward is not null and session_id = %(id)s limit 1"
+    await asyncio.to_thread(stack.until, lambda: stack.sql(query, id=running.session_ids[0]))
     await client.cancel(running.session_ids)
     await client.wait(running, timeout_s=60)
     again = await rescore(client, running.session_ids, reward, timeout_s=120)

@@ -83,7 +83,7 @@ async def _killed_sessions_come_back(
         [*DSEC, "anchors", "check", "--json"],
         env={**os.environ, **where},
         capture_output=True,
-        timeout=60,
+        timeout=180,
         check=True,
     )
     told = json.loads(check.stdout)

@@ -131,7 +131,7 @@ async def test_a_zombie_worker_is_fenced(
                 len(stack.sql("select 1 from event_log where kind = 'worker.fenced'"))
                 > fenced_before
             ),
-            timeout_s=20,
+            timeout_s=60,
         )
         for process in stopped:  # it wakes up and publishes, which is refused
             process.send_signal(signal.SIGCONT)
@@ -140,7 +140,7 @@ async def test_a_zombie_worker_is_fenced(
     assert found == chains
     assert attempts > 1
     for process in stopped:
-        stack.until(lambda process=process: not process.is_running(), timeout_s=30)
+        stack.until(lambda process=process: not process.is_running(), timeout_s=60)
     assert not stack.sql("select 1 from event_aside where verdict = 'conflict'")
 
 

@@ -61,7 +61,7 @@ async def recording(bus: Bus, database_url: str) -> AsyncIterator[Recorder]:
         yield recorder
     finally:
         stop.set()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 60)
 
 
 async def until(database_url: str, query: str, *arguments: object) -> None:
