@@ -13,7 +13,7 @@ default:
 check:
     ruff check .
     ruff format --check .
-    mypy services contracts loadtests tests/simulation tests/forked.py
+    mypy services contracts loadtests tests/simulation tests/forked.py tests/conftest.py
     lint-imports
     python -m dsec_contracts.freeze --check
 

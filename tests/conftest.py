@@ -106,12 +106,16 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     takes a tenth of a core from all others."""
     yield
     stack = _stack_of(item)
-    if stack is not None and (nextitem is None or _stack_of(nextitem) is not stack):
-        stack.finish(item._request)
+    if stack is None or (nextitem is not None and _stack_of(nextitem) is stack):
+        return
+    assert isinstance(item, pytest.Function)
+    stack.finish(item._request)
 
 
 def _stack_of(item: pytest.Item) -> Any:
     """The fixture of the stack that a test shares with others, of which there are several."""
+    if not isinstance(item, pytest.Function):
+        return None
     found = item._fixtureinfo.name2fixturedefs.get("stack")
     return found[-1] if found and found[-1].scope == "session" else None
 
