@@ -193,6 +193,38 @@ async def test_a_reward_that_was_missing_is_filled_later(
     ]
 
 
+async def test_a_request_whose_acknowledgement_is_lost_is_made_once(
+    client: Client,
+    session_files: Callable[..., Path],
+    good_agent: str,
+    stack: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = await client.request(session_files(good_agent, max_steps=5, name="lost"), count=3)
+    await client.wait(group, timeout_s=60)
+    stream = (await client.bus())._js
+    publish, lost = stream.publish, list[str]()
+
+    async def losing(subject: str, data: bytes, headers: dict[str, str]) -> Any:
+        acknowledgement = await publish(subject, data, headers=headers)
+        if headers["ce-type"] == "reward.rescore_requested.v1" and subject not in lost:
+            lost.append(subject)
+            raise TimeoutError
+        return acknowledgement
+
+    reward = await client.register("reward", "env")
+    monkeypatch.setattr(stream, "publish", losing)
+    found = await rescore(client, group.session_ids, reward, timeout_s=60)
+    assert len(lost) == 3
+    assert [(one.revision, one.scored) for one in found] == [(2, 5)] * 3
+    rows = stack.sql(
+        "select key from event_log where kind = 'reward.rescore_requested'"
+        " and session_id = any(%(ids)s)",
+        ids=list(group.session_ids),
+    )
+    assert [row["key"] for row in rows] == ["rescore_requested:2"] * 3
+
+
 @pytest.mark.long
 async def test_three_hundred_sessions_are_scored_anew(
     client: Client, session_files: Callable[..., Path], good_agent: str, stack: Any, tmp_path: Path
@@ -223,6 +255,9 @@ async def test_what_cannot_be_scored_anew_says_why(
     client: Client, session_files: Callable[..., Path], good_agent: str, stack: Any
 ) -> None:
     running = await client.request(session_files(good_agent, max_steps=10**7, name="runs"))
+    async with asyncio.timeout(60):
+        while not (await client.queries.summaries(running.session_ids))[0].steps:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
     reward = await client.register("reward", "env")
     found = await rescore(client, running.session_ids, reward, timeout_s=60)
     assert [(one.scored, one.code) for one in found] == [(0, "not_ended")]

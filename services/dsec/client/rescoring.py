@@ -21,7 +21,7 @@ from dsec.client.queries import AT, at_parameters
 from dsec.client.waiting import POLL_S_MAX, POLL_S_MIN
 from dsec.platform.bus import Bus, PublishRefused
 from dsec.platform.clock import utc_now
-from dsec_contracts import RewardRescoreRequested, subjects
+from dsec_contracts import RewardRescoreRequested, keys, subjects
 from dsec_contracts.reward import RescoreCircumstance, RescoreFact
 
 SESSIONS_AT_ONCE_MAX = 500
@@ -38,6 +38,10 @@ select max(n) from (
     select split_part(key, ':', 2)::integer from event_log
     where {AT} and key >= 'rescore_requested:' and key < 'rescore_requested;'
 ) revisions
+"""
+_ASKED = f"""
+select key from event_log
+where {AT} and key = :key and fact_json->>'reward_fn_hash' = :hash
 """
 _OUTCOMES = f"""
 select session_id, fact_json->>'reward_fn_hash' as reward_fn_hash,
@@ -105,6 +109,8 @@ async def _ask(client: Client, ids: Sequence[UUID], reward_fn_hash: str) -> int:
     for _ in range(REFUSALS_MAX):
         last = await bus.last_sequence(REQUESTS)
         await log.wait_floor(last, LOGGED_WITHIN_S_MAX)
+        if revision and await _is_asked(client, ids[asked], revision, reward_fn_hash):
+            asked += 1  # the acknowledgement was lost, and what was sent again came second
         if revision <= await _highest(client, ids[asked:]):
             # Somebody was before us there, so all of ours come after all of theirs.
             asked, revision = 0, await _highest(client, ids) + 1
@@ -117,6 +123,12 @@ async def _ask(client: Client, ids: Sequence[UUID], reward_fn_hash: str) -> int:
         else:
             return revision
     raise ClientError("others have sessions scored anew all the time: ask again later")
+
+
+async def _is_asked(client: Client, session_id: UUID, revision: int, reward_fn_hash: str) -> bool:
+    """Whether the log has this very request."""
+    given = {"key": keys.rescore_requested(revision), "hash": reward_fn_hash}
+    return bool(await client.queries.rows(_ASKED, **given, **at_parameters([session_id])))
 
 
 async def _highest(client: Client, ids: Sequence[UUID]) -> int:
