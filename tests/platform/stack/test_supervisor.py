@@ -44,9 +44,9 @@ async def test_a_process_that_is_killed_comes_back_and_a_stopped_one_does_not(
     said: list[str] = []
     process = supervised(tmp_path, "import time;time.sleep(99)", said)
     await process.start()
-    first = process.send_signal(signal.SIGKILL)
-    await eventually(lambda: "child was started again." in said)
     assert process.child is not None
+    first = process.child.send_signal(signal.SIGKILL)
+    await eventually(lambda: "child was started again." in said)
     second = process.child.identity
     assert second.pid != first
     assert said == [

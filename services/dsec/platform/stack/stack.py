@@ -230,18 +230,6 @@ class Stack:
                     await replica.start()
         self._write_record()
 
-    def kill_service(
-        self, name: str, replica: int = 0, sig: signal.Signals = signal.SIGKILL
-    ) -> int:
-        """Send a signal to one replica, as a fault would; return its pid."""
-        replicas = self._services.get(name, [])
-        if replica >= len(replicas):
-            raise StackError(
-                f"There is no replica {replica} of {name}: services are "
-                f"{', '.join(self._services) or 'not started'}."
-            )
-        return replicas[replica].send_signal(sig)
-
     async def wait(self) -> None:
         """Until SIGINT or SIGTERM; StackError when a server cannot be kept running."""
         stop = asyncio.create_task(self._stop_requested.wait())

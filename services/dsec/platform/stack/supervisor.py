@@ -9,7 +9,6 @@ a bounded number of attempts, since nothing works without it; services are tried
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable
 
 from dsec.platform.stack.errors import StackError
@@ -65,12 +64,6 @@ class SupervisedProcess:
             await asyncio.gather(self._watch, return_exceptions=True)
         if self._child is not None:
             await self._child.stop()
-
-    def send_signal(self, sig: signal.Signals) -> int:
-        """Send one signal to the process; return its pid."""
-        if self._child is None:
-            raise StackError(f"{self.spec.name} is not running: start the stack first.")
-        return self._child.send_signal(sig)
 
     async def _start_once(self) -> None:
         self._child = ChildProcess(self.spec)
