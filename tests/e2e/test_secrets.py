@@ -74,7 +74,6 @@ def good():
 def bad():
     raise ValueError("Authorization: Bearer " + os.environ["TOKEN"])
 """
-KEPT_IN = ("nats-passwords.json", "password", "stack.json", "nats-server.conf")
 TOOL = "name: {0}\nentry: tools.py:{0}\ncode: [tools.py]\nidempotent: true\nsecrets: [TOKEN]\n"
 
 

@@ -18,12 +18,6 @@ pytestmark = [pytest.mark.stack, pytest.mark.long]
 UPSTREAM = (0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331)
 TRACEPARENT = f"00-{UPSTREAM[0]:032x}-{UPSTREAM[1]:016x}-01"
 
-IN_A_TICK = {
-    ("dsec-env-runtime", "tick"),
-    ("dsec-reward", "reward"),
-    ("dsec-recorder", "commit"),
-}
-
 
 @pytest.fixture(scope="module")
 def receiver() -> Iterator[Receiver]:

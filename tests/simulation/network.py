@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 from tests.simulation.clock import Process, VirtualLoop
 from tests.simulation.stream import Server
 
-FLUSH_S = 0.001
-
 if TYPE_CHECKING:
     from tests.simulation.bus import Client
 
