@@ -1,10 +1,14 @@
 """Derived seeds: frozen, separate, 63 bits."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsec.session import seeds
 from dsec.session.seeds import PURPOSES, derive
 
 
@@ -28,7 +32,19 @@ def test_a_purpose_cannot_imitate_another():
 
 
 def test_purposes_are_separate():
-    assert len({derive(7, purpose, i) for purpose in PURPOSES for i in range(100)}) == 900
+    assert len({derive(7, purpose, i) for purpose in PURPOSES for i in range(100)}) == 1_000
+
+
+def test_the_purposes_in_use_are_those_that_are_listed():
+    package = Path(seeds.__file__).parents[1]
+    used = [
+        purpose
+        for file in package.rglob("*.py")
+        if file.name != "seeds.py"
+        for purpose in re.findall(r"\bderive\([^\n]*?, f?\"(\w+)[\":]", file.read_text())
+    ]
+    # The environment's seed is told once more, with an exported episode.
+    assert sorted(used) == sorted([*PURPOSES, "env"])
 
 
 def test_numpy_integers_are_integers_and_floats_are_not():

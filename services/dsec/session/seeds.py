@@ -23,9 +23,12 @@ from operator import index as as_int
 from typing import Final
 
 PURPOSES: Final = (
-    *("env", "action_space", "agent", "numpy", "torch", "random", "time", "uuid", "anchor"),
+    *("env", "action_space", "agent", "chance", "anchor"),
+    *("numpy", "torch", "random", "uuid"),
+    "module",
 )
-"""The purposes in use, so that no two consumers take the same by accident."""
+"""The purposes in use, so that no two consumers take the same by accident: of a session's seed;
+of the seed for `chance`; and of a spec's hash, where `module:NAME` is that of one module."""
 
 
 def derive(seed: int, purpose: str, index: int) -> int:
