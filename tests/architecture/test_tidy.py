@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -152,3 +153,15 @@ def test_blobs_are_unpickled_only_in_workers() -> None:
     assert unpickles("import torch\ntorch.load(f)")
     assert unpickles("import numpy\nnumpy.load(f, allow_pickle=True)")
     assert not unpickles("import json\njson.loads(s)")
+
+
+def test_the_walk_through_the_code_names_files_that_are_there() -> None:
+    """Whoever is new follows it: a file that was split or renamed has to be mended there, too."""
+    readme = (SERVICES.parents[1] / "README.md").read_text()
+    walk = readme.partition("Follow one `session.requested`.")[2].partition("\n**")[0]
+    named = re.findall(r"`((?:\w+/)?)(\w+\.py)`", walk)
+    assert len(named) > 15
+    folder = ""
+    for in_folder, file in named:
+        folder = in_folder or folder
+        assert (SERVICES / folder / file).is_file(), f"README.md names {folder}{file}"
