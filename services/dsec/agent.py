@@ -59,7 +59,8 @@ class Agent:
         Args:
             state: what `set_state` takes back; by default what `get_state` gives behind the step,
                 or, without these two, the agent as it is.
-            tags: up to 13, for people: `dsec anchors list` shows them.
+            tags: up to 13, each of 1 to 64 printable characters, for people: `dsec anchors list`
+                shows them. Others end the session, `agent_invalid`, once they are returned.
         """
         return StateAnchor(state, tuple(tags))
 

@@ -7,6 +7,9 @@ from typing import Any, Final
 
 from dsec_contracts.anchor import ANCHOR_TAGS_MAX
 
+OWN_TAGS_MAX = 3
+"""That DSec puts before an agent's: why the anchor is taken."""
+TAGS_MAX = ANCHOR_TAGS_MAX - OWN_TAGS_MAX
 TAG_CHARS_MAX = 64
 
 
@@ -43,8 +46,8 @@ def state_anchor_of(given: Any) -> StateAnchor | None:
         return StateAnchor(given)
     # Read once: a class of the user's own may give others the next time.
     tags = tuple(given.tags)
-    if len(tags) > ANCHOR_TAGS_MAX - 3:
-        raise ValueError(f"{len(tags)} tags; an anchor takes {ANCHOR_TAGS_MAX - 3}")
+    if len(tags) > TAGS_MAX:
+        raise ValueError(f"{len(tags)} tags; an anchor takes {TAGS_MAX}")
     for tag in tags:
         if type(tag) is not str or not 0 < len(tag) <= TAG_CHARS_MAX or not tag.isprintable():
             raise ValueError(f"a tag is printable text of 1 to {TAG_CHARS_MAX} characters")
