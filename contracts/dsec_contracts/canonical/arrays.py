@@ -92,7 +92,7 @@ def _dtype(name: str) -> Any:
             if dtype_name(dtype) == name:
                 return dtype
     except (TypeError, ValueError, OverflowError):
-        pass
+        pass  # numpy knows no such type: refused below, like one that has another name
     except ImportError:
         raise CanonicalError("holds a numpy value, and numpy is not installed here") from None
     raise CanonicalError(f"dtype {name[:100]!r} is no form that DSec writes")

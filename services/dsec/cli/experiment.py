@@ -70,7 +70,7 @@ class WorkerKiller:
 
     def _kill(self, worker: str) -> None:
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error):  # it has ended, or is somebody else's
                 if worker in process.cmdline():
                     process.kill()
                     self.killed = worker

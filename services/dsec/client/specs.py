@@ -102,7 +102,7 @@ def _refuse_spec(mapping: Mapping[str, Any], path: Path) -> None:
     if "entry" not in mapping or set(mapping) & SESSION_KEYS:
         return
     kind = "agent or environment"
-    with contextlib.suppress(SpecFileError):
+    with contextlib.suppress(SpecFileError):  # it may be either, then
         kind = kind_of(dict(mapping), str(path))
     article = "an" if kind[0] in "ae" else "a"
     raise SpecFileError(

@@ -201,7 +201,7 @@ class ServiceApp:
 
     async def _stop(self) -> None:
         self._stopping = True
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError):  # it is stopped all the same
             patience_s = self._stop_s_max if self._busy else LAST_FETCH_S
             await asyncio.wait_for(self._parked.wait(), patience_s)
         for subscriber in self._subscribers:

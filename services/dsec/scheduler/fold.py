@@ -119,7 +119,7 @@ def _rejected(state: SchedulerState, event: SessionRejected) -> None:
     try:
         session = state.sessions.get(UUID(fact.session_id))
     except ValueError:
-        return
+        return  # as it was written in the request: no session has such an id
     if session is not None and session.attempt == 0 and session.in_flight is None:
         state.refused.remember(session.session_id, session.facts)
         state.forget(session)

@@ -302,7 +302,7 @@ class Scheduler:
                 async with asyncio.timeout(TICK_PERIOD_S):
                     await self._wake.wait()
             except TimeoutError:
-                pass
+                pass  # time alone makes things due
             self._wake.clear()
 
     async def _move_levels(self) -> None:

@@ -147,6 +147,6 @@ async def until_complete(history: History) -> None:
     """Wait until the log has what a recorder of an earlier version had put aside."""
     while not cancelled():
         await asyncio.sleep(PARKED_POLL_S)
-        with contextlib.suppress(*LOG_AWAY):
+        with contextlib.suppress(*LOG_AWAY):  # it is asked again
             if not await history.parked():
                 return

@@ -81,7 +81,7 @@ class Traces:
         try:
             envelope = message.envelope()
         except BadMessage:
-            return
+            return  # `intake.read` says so, and rejects it where it is a request
         if isinstance(reading, Requested):
             upstream = parse_traceparent(envelope.traceparent)
             self._requested(reading, upstream)

@@ -84,6 +84,7 @@ async def exchanged(
 
 async def _refuse(answer: aiohttp.ClientResponse) -> NoReturn:
     body = bytearray()
+    # The status says what went wrong; of the body whatever came is told.
     with contextlib.suppress(TimeoutError, aiohttp.ClientError):
         async with asyncio.timeout(ERROR_BODY_WAIT_S):
             while len(body) < ERROR_BODY_BYTES_MAX and (part := await answer.content.readany()):

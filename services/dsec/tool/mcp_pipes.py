@@ -67,6 +67,8 @@ async def pipes_of(
                     on_too_long()
                     return  # what waits for it is told that the server is gone
 
+    # Whichever end is closed first, the other's work is over: whoever waits for an answer is told
+    # by the session.
     async def write() -> None:
         assert process.stdin is not None
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):

@@ -132,7 +132,7 @@ class CallingProcess:
         assert self._process.stdin is not None
         if wait_s > 0:
             self._process.stdin.close()
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError):  # it is killed
                 async with asyncio.timeout(wait_s):
                     await self._process.wait()
         await self.kill()

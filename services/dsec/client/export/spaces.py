@@ -70,7 +70,8 @@ def fitting_space(kind: Kind, bounds: Bounds, what: str, path: str = "") -> spac
 
 
 def environment(document: dict[str, Any]) -> tuple[EnvSpec, Any, Any] | None:
-    """Spec and spaces of an environment of Gymnasium's registry; None for one that is not."""
+    """Spec and spaces of an environment of Gymnasium's registry; None for one that is not, or that
+    cannot be made here."""
     entry = str(document.get("entry", ""))
     if not re.match(_GYMNASIUM, entry):
         return None

@@ -28,6 +28,7 @@ from dsec.platform.roles import inbox_prefix
 from dsec_contracts import subjects
 
 SUBSCRIBE_WAIT_S = 2
+CLOSE_WAIT_S_MAX = 2.0
 
 
 class Bus(Publisher):
@@ -80,8 +81,9 @@ class Bus(Publisher):
 
     async def close(self) -> None:
         """Flush and close."""
+        # What must arrive was acknowledged; a server that is away keeps nobody from leaving.
         with contextlib.suppress(nats.errors.Error, TimeoutError):
-            await asyncio.wait_for(self._nc.flush(), 2)
+            await asyncio.wait_for(self._nc.flush(), CLOSE_WAIT_S_MAX)
         await self._nc.close()
 
     @property

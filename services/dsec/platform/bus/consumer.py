@@ -73,7 +73,7 @@ class Consumer:
 
     async def close(self) -> None:
         """Stop receiving. The durable itself stays."""
-        with contextlib.suppress(nats.errors.Error):
+        with contextlib.suppress(nats.errors.Error):  # the connection is gone, and this with it
             await self._sub.unsubscribe()
 
 

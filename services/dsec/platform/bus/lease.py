@@ -47,6 +47,6 @@ class Lease:
     async def release(self) -> None:
         """Give it up, if it is ours."""
         if self._revision is not None:
-            with contextlib.suppress(*AWAY):
+            with contextlib.suppress(*AWAY):  # then it runs out by itself
                 await self._kv.delete(self._key, last=self._revision)
             self._revision = None

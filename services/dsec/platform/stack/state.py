@@ -256,6 +256,7 @@ class StateDir:
         )
         found = []
         for process in psutil.process_iter():
+            # One that ends meanwhile, or that we may not look at, is no server of ours.
             with contextlib.suppress(psutil.Error, OSError):
                 name, arguments = process.name(), process.cmdline()[1:]
                 if any(

@@ -136,7 +136,7 @@ async def stop_stack(state_dir: Path, timeout_s: float) -> StopResult:
                 "who has to stop it."
             ) from None
         except psutil.NoSuchProcess:
-            pass
+            pass  # it has ended meanwhile, as it should
         if not await wait_gone(supervisor.identity, timeout_s):
             killed = True
             with contextlib.suppress(psutil.Error):
