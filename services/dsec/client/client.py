@@ -106,9 +106,18 @@ class Client(Connections):
         return spec.spec_hash
 
     async def publish_policy(self, name: str, state: Mapping[str, Any]) -> str:
-        """Publish weights, a mapping of names to tensors or arrays. Returns `name@version`.
+        """Publish weights. Returns `name@version`.
 
         The version is the head of the content's hash, so the same weights are the same version.
+
+        Args:
+            state: names to torch tensors or numpy arrays, as `state_dict()` gives them: of any
+                shape, and of a type that numpy has (no bfloat16). Types and bits are kept.
+
+        Raises:
+            CanonicalError: a value that cannot be kept exactly; names it.
+            ClientError: there is no object store, or the stack's disk is full.
+            ObjectStoreError: it cannot be written to.
         """
         data = canonical.encode(dict(state))
         key = await asyncio.to_thread(self.objects().put, data)
