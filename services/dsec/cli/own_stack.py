@@ -13,7 +13,7 @@ from pathlib import Path
 from dsec.cli import services
 from dsec.client.client import Client
 from dsec.client.endpoints import ClientError, find_endpoints
-from dsec.platform.stack import Stack, StackOptions
+from dsec.platform.stack import Endpoints, Stack, StackOptions
 
 
 @asynccontextmanager
@@ -25,12 +25,7 @@ async def some_client(say: Callable[[str], None]) -> AsyncIterator[tuple[Client,
         async with _own_stack(say) as client:
             yield client, True
         return
-    async with Client(
-        nats_url=found.nats_url,
-        database_url=found.database_url,
-        object_store_url=found.object_store_url,
-        name="cli",
-    ) as client:
+    async with _client(found) as client:
         yield client, False
 
 
@@ -45,10 +40,14 @@ async def _own_stack(say: Callable[[str], None]) -> AsyncIterator[Client]:
         )
         async with Stack(options, on_progress=say) as stack:
             endpoints = await services.start(stack, options.state_dir, None, say)
-            async with Client(
-                nats_url=endpoints.nats_url,
-                database_url=endpoints.database_url,
-                object_store_url=endpoints.object_store_url,
-                name="cli",
-            ) as client:
+            async with _client(endpoints) as client:
                 yield client
+
+
+def _client(endpoints: Endpoints) -> Client:
+    return Client(
+        nats_url=endpoints.nats_url,
+        database_url=endpoints.database_url,
+        object_store_url=endpoints.object_store_url,
+        name="cli",
+    )
