@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from typing import Final
 
 WINDOW_S: Final = 10.0
+"""In any so long a budget is kept."""
 OVER_MAX: Final = 1.05
+"""Times the budget: what the requests of a window may come to at the most."""
 VALID_S: Final = 0.4
 """How late an instant may be used. The more, the less is lost where a process is held up; with
 this a hundredth of the window is left for requests that travel unequally long."""

@@ -25,7 +25,7 @@ from dsec_contracts.curriculum import ChangeReason, CurriculumChanged
 STEPS_AT_ONCE_MAX = 2_000
 """Steps of one session whose rewards are read from the log at once."""
 SESSIONS_AT_ONCE_MAX = 64
-OVER_MAX = 10_000
+OVER_SESSIONS_MAX = 10_000
 """Ended sessions whose last episodes were not read yet; whose turn is next goes first."""
 OVER_READS_OFTEN = 30
 """So often the last episodes of an ended session are looked for whenever its turn comes; after that
@@ -150,7 +150,7 @@ class Curricula:
     def end(self, session_id: UUID, learner: Learner) -> None:
         """Have the last episodes of an ended session read."""
         self.over[session_id] = learner
-        if len(self.over) > OVER_MAX:
+        if len(self.over) > OVER_SESSIONS_MAX:
             self.over.popitem(last=False)
 
     def forget(self, session_id: UUID) -> None:

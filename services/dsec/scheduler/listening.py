@@ -22,8 +22,8 @@ from dsec_contracts import WorkerHeartbeat, subjects
 
 HEARTBEATS = subjects.every(WorkerHeartbeat.event_name())
 HEARD_PERIOD_S = 0.25
-SAID_MAX = 10_000
-"""Nodes of which is remembered that their workers beat otherwise than expected."""
+PERIODS_TOLD_MAX = 10_000
+"""Of nodes whose workers beat otherwise than expected: so many are remembered to have been told."""
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Listening:
         self._monotonic = monotonic
         self._on_heard = on_heard
         self._period_s = period_s
-        self._said: Bounded[tuple[str, float], None] = Bounded(SAID_MAX)
+        self._said: Bounded[tuple[str, float], None] = Bounded(PERIODS_TOLD_MAX)
 
     async def begin(self) -> None:
         """Hear heartbeats from now on."""
