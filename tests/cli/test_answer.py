@@ -15,6 +15,7 @@ from dsec.platform.engine import async_engine
         ("select 1 from nowhere", "has no log of this version"),
         ("select nothing from pg_class", "has no log of this version"),
         ("select oid || oid from pg_class", "operator does not exist"),
+        ("execute never_prepared", "leads to a pooler"),
     ],
 )
 async def test_only_what_a_migration_makes_is_of_another_version(

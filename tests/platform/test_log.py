@@ -17,6 +17,7 @@ import psycopg
 import pytest
 
 from dsec.platform.connections import Connections
+from dsec.platform.db import DatabaseError
 from dsec.platform.log import LogBehind, LogReader, LogUnavailable, Position
 from dsec_contracts import SYSTEM_SESSION, canonical
 from dsec_contracts.keys import session_time
@@ -67,9 +68,9 @@ class Log:
         )
 
 
-@pytest.fixture(params=[False, True], ids=["direct", "transaction_pooler"])
-async def log(request: pytest.FixtureRequest, log_url: str) -> AsyncIterator[Log]:
-    reader = await LogReader.connect(log_url, transaction_pooler=request.param)
+@pytest.fixture
+async def log(log_url: str) -> AsyncIterator[Log]:
+    reader = await LogReader.connect(log_url)
     found = Log(log_url, reader)
     yield found
     found.connection.close()
@@ -238,3 +239,16 @@ async def test_a_database_that_hangs_is_away_and_comes_back(log_url: str) -> Non
     finally:
         await reader.close()
         wire.close()
+
+
+async def test_a_pooler_that_hands_out_transactions_is_named(log_url: str) -> None:
+    """Behind one, what was prepared on a connection is gone at the next transaction."""
+    connections = Connections(log_url, connections_max=1)
+    reader = LogReader(connections)
+    try:
+        assert await reader.floor() == Position(0, 0)
+        await connections.fetch("deallocate all")
+        with pytest.raises(DatabaseError, match="pool_mode session"):
+            await reader.floor()
+    finally:
+        await reader.close()

@@ -71,7 +71,7 @@ def _sentence(error: BaseException) -> str | None:
     from dsec.client.endpoints import ClientError
     from dsec.client.yaml_file import SpecFileError
     from dsec.platform.bus import BusError
-    from dsec.platform.db import DatabaseError
+    from dsec.platform.db import POOLED, POOLED_SQLSTATES, DatabaseError
     from dsec.platform.log import LogBehind, LogUnavailable
     from dsec.platform.objects import ObjectStoreError
     from dsec.platform.settings import SettingsError
@@ -80,8 +80,11 @@ def _sentence(error: BaseException) -> str | None:
     known = (ClientError, SpecFileError, BusError, DatabaseError, ObjectStoreError, StackError)
     if isinstance(error, (*known, LogBehind, LogUnavailable, SettingsError)):
         return str(error)
-    if isinstance(error, ProgrammingError) and getattr(error.orig, "sqlstate", None) in UNDEFINED:
+    state = getattr(getattr(error, "orig", None), "sqlstate", None)
+    if isinstance(error, ProgrammingError) and state in UNDEFINED:
         return "the database has no log of this version: `dsec up` brings it there"
+    if state in POOLED_SQLSTATES:
+        return POOLED
     if isinstance(error, SQLAlchemyError | ConnectionError | TimeoutError):
         detail = str(getattr(error, "orig", None) or error) or type(error).__name__
         return f"the log cannot be read ({detail.splitlines()[0]}): {_database_advice()}"

@@ -16,6 +16,8 @@ from dsec.platform.db import (
     COMMAND_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
     POOL_CONNECTIONS_MAX,
+    POOLED,
+    DatabaseError,
     libpq_url,
 )
 
@@ -39,6 +41,9 @@ _STALE = (
 )
 """How a connection fails whose server has restarted since it was last used."""
 
+_POOLED = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
+"""How a pooler shows that hands out transactions; see `POOLED`."""
+
 
 class DatabaseAway(Exception):
     """The database cannot be reached. It may be back at the next attempt."""
@@ -52,21 +57,17 @@ class Connections:
         database_url: str,
         *,
         connections_max: int = POOL_CONNECTIONS_MAX,
-        transaction_pooler: bool = False,
         command_timeout_s: float = COMMAND_TIMEOUT_S,
     ) -> None:
         """No connection is opened yet.
 
         Args:
-            transaction_pooler: the URL is of a pooler that hands out a server connection for each
-                transaction: prepared statements turn up missing or double, so none is kept.
             command_timeout_s: what a statement may take.
 
         Raises:
             DatabaseError: it is no PostgreSQL URL.
         """
-        options: dict[str, Any] = {"statement_cache_size": 0} if transaction_pooler else {}
-        self._options = options | {
+        self._options: dict[str, Any] = {
             "dsn": libpq_url(database_url),
             "min_size": 0,
             "max_size": connections_max,
@@ -88,6 +89,7 @@ class Connections:
 
         Raises:
             DatabaseAway: the database cannot be reached, or does not answer in time.
+            DatabaseError: a pooler stands before it, of the kind that cannot be used.
             asyncpg.PostgresError: it refuses the query.
         """
         if self._pool is None:
@@ -97,6 +99,8 @@ class Connections:
                 return await self._fetched(query, arguments)
             except _STALE:
                 return await self._fetched(query, arguments)
+        except _POOLED as error:
+            raise DatabaseError(POOLED) from error
         except AWAY as error:
             raise DatabaseAway(f"{error}" or repr(error)) from error
 

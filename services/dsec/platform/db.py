@@ -15,6 +15,14 @@ with it. Well above the longest read, a session of a hundred thousand steps."""
 POOL_CONNECTIONS_MAX = 5
 _SCHEMES = {"postgres", "postgresql"}
 
+POOLED_SQLSTATES = ("26000", "42P05")
+"""A prepared statement is missing, or there is one of its name already: only what hands each
+transaction another connection of the server brings that about."""
+POOLED = (
+    "DSEC_DATABASE_URL leads to a pooler that gives each transaction another connection of the "
+    "server: give the server's own address, or a pooler whose connections last (pool_mode session)"
+)
+
 TIMESCALEDB_VERSION = "(select extversion from pg_extension where extname = 'timescaledb')"
 """In SQL: the version of TimescaleDB that a database has; null for none."""
 

@@ -83,13 +83,9 @@ class LogReader:
         self._connections = connections
 
     @classmethod
-    async def connect(cls, database_url: str, *, transaction_pooler: bool = False) -> Self:
-        """A reader. Connections are made when they are needed.
-
-        Args:
-            transaction_pooler: the URL is of a pooler that hands out transactions.
-        """
-        return cls(Connections(database_url, transaction_pooler=transaction_pooler))
+    async def connect(cls, database_url: str) -> Self:
+        """A reader. Connections are made when they are needed."""
+        return cls(Connections(database_url))
 
     async def close(self) -> None:
         """Close the connections."""
