@@ -6,7 +6,8 @@
 Sessions run on one embedded stack; every process is killed with SIGKILL in turn. It is back when
 durable, rewarded steps have come at half of the rate before the kill for two seconds: half, since
 the machine's own speed drifts. What is reported is the time until that began. Steps are counted of
-every sixteenth session, since the count itself takes its time.
+every sixteenth session, since the count itself takes its time. Some sessions ask a tool now and
+then and have anchors: theirs are counted where the tool service or anchor-sync is killed.
 
 Without anchors a session that moves to another worker is re-executed from its first step, so what
 a killed worker costs grows with the run; with `--anchor-every` it starts from its last anchor.
@@ -28,7 +29,48 @@ from dsec_contracts.keys import session_time
 from rig import LEANING, WORKER, Rig, rig, say, write_session
 
 CONFIG = "worker_deaths_max: 100000\nsession_lifecycle: {max_restarts: 1000}\n"
-TARGETS = (WORKER, "env-runtime", "scheduler", "reward", "recorder", "nats-server", "postgres")
+TARGETS = (
+    WORKER,
+    "env-runtime",
+    "scheduler",
+    "reward",
+    "tool",
+    "anchor-sync",
+    "recorder",
+    "nats-server",
+    "postgres",
+)
+OF_THE_ASKING = ("tool", "anchor-sync")
+ASKING_SESSIONS = 16
+ASKING = {
+    "agent.py": """
+class Agent:
+    def __init__(self, session_config):
+        self.steps, self.asked = 0, False
+
+    def step(self, observation):
+        if self.steps % 20 == 0 and not self.asked:
+            self.asked = True
+            return {"tool_calls": [{"name": "lookup", "arguments": {"x": self.steps}}]}
+        self.steps, self.asked = self.steps + 1, False
+        return {"action": int(observation[2] > 0)}
+
+    def on_tool_result(self, tool_id, result):
+        pass
+
+    def get_state(self):
+        return [self.steps, self.asked]
+
+    def set_state(self, state):
+        self.steps, self.asked = state
+""",
+    "agent_spec.yaml": "entry: agent.py:Agent\ncode: [agent.py]\ntools: [{ref: lookup}]\n"
+    "anchors: {every_steps: 50}\n",
+    "env_spec.yaml": "entry: gymnasium:CartPole-v1\n",
+    "tools.py": "def lookup(x):\n    return x\n",
+    "lookup.yaml": "name: lookup\nentry: tools.py:lookup\ncode: [tools.py]\nidempotent: true\n"
+    "parameters: {type: object, properties: {x: {type: integer}}, required: [x]}\n",
+}
 STEPS = 1_000_000
 BEFORE_S, POLL_S, HELD_S = 6.0, 0.25, 2.0
 BACK_SHARE = 0.5
@@ -88,19 +130,23 @@ async def measure(sessions: int, rounds: int, anchor_every: int) -> dict[str, di
     found: dict[str, list[float]] = {name: [] for name in TARGETS}
     async with rig(config=CONFIG) as stack:
         session = write_session(stack.directory / "case", STEPS, anchored(anchor_every))
+        asks = write_session(stack.directory / "asks", STEPS, ASKING)
         group = await stack.client.request(session, count=sessions)
-        some = group.session_ids[::EVERY]
-        while await rewarded(stack, some) < WARM_STEPS * len(some):  # noqa: ASYNC110 - a query
-            await asyncio.sleep(1)
+        asking = await stack.client.request(asks, count=ASKING_SESSIONS)
+        plain = group.session_ids[::EVERY]
+        for some in (plain, asking.session_ids):
+            while await rewarded(stack, some) < WARM_STEPS * len(some):  # noqa: ASYNC110 - a query
+                await asyncio.sleep(1)
         for _ in range(rounds):
             for name in TARGETS:
+                some = asking.session_ids if name in OF_THE_ASKING else plain
                 before = await rate(stack, some, BEFORE_S)
                 for process in stack.processes()[name]:
                     process.kill()
                 seconds = await back_after_s(stack, some, before * BACK_SHARE)
                 say(f"{name}: {seconds:.1f} s")
                 found[name].append(seconds)
-        await stack.client.cancel(group.session_ids)
+        await stack.client.cancel([*group.session_ids, *asking.session_ids])
     return {
         name: {"median_s": round(statistics.median(all_), 1), "worst_s": round(max(all_), 1)}
         for name, all_ in found.items()
