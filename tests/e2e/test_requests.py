@@ -109,6 +109,7 @@ async def test_a_bare_request_runs(stack: Any, hashes: dict[str, str]) -> None:
         ({"session_id": str(uuid.uuid4())}, "malformed", "fact.session_id"),
         ({"session_id": "no id"}, "malformed", "fact.session_id"),
         ({"agent_spec": "0" * 64}, "unregistered_spec", "agent_spec"),
+        ({"env_spec": "0" * 64}, "unregistered_spec", "env_spec"),
         ({"reward_fn_hash": "f" * 64}, "unregistered_spec", "reward_fn_hash"),
         ({"policy": "none@0"}, "unregistered_policy", "policy"),
         ({"fork_parent": "x"}, "not_implemented", "fork_parent"),
