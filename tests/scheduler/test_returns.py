@@ -23,7 +23,8 @@ from dsec.scheduler.episodes import Ended
 from dsec.scheduler.intents import ChangeLevel
 from dsec.scheduler.portions import Portion, Unread
 from dsec.scheduler.returns import Episode, Window
-from dsec_contracts import CurriculumChanged, SessionEnded, keys
+from dsec_contracts import CurriculumChanged, RewardMissing, SessionEnded, keys
+from dsec_contracts.reward import RewardNoticeFact
 from dsec_contracts.session import EndedFact
 
 OTHER = "d" * 64
@@ -453,3 +454,26 @@ async def test_a_killed_scheduler_makes_no_difference_to_when_an_agent_goes_up(
     await world.logged(runs, keys.curriculum(1))
     [row] = world.sql("select cause from event_log where key = 'curriculum:1'")
     assert row["cause"] == keys.step(3)
+
+
+@pytest.mark.nats
+@pytest.mark.postgres
+async def test_the_first_word_on_a_reward_is_what_the_agent_was_told(world: World) -> None:
+    """A replica says that a reward is missing, and dies; another one has it, or the other way
+    round. Whoever reads that, and when, must find the same."""
+    one = (await world.request(curriculum_level=2)).session_id
+    (first, reward), (second, late) = logged(one, 0), logged(one, 1)
+    missing = [
+        RewardMissing(
+            fact=RewardNoticeFact(session_id=one, step=step, code="c", fatal=False, cause=bytes(16))
+        )
+        for step in range(2)
+    ]
+    for event in (first, second, reward, missing[1], missing[0]):
+        await world.publish(event, "w1-0")
+    await world.logged(one, keys.reward_missing(0))
+    before = await world.history.episodes([Unread(one, 0, 1)], 1)
+    assert [(list(found.rewards), found.missing) for found in before] == [([2.0], 0), ([], 1)]
+    await world.publish(late, "w1-0")
+    await world.logged(one, keys.reward(1, 1))
+    assert await world.history.episodes([Unread(one, 0, 1)], 1) == before

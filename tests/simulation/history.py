@@ -177,8 +177,11 @@ def episodes(db: Database, p: dict[str, Any]) -> list[Any]:
         for step in range(first, last + 1):
             if (row := db.get(session_id, keys.step(step))) is not None:
                 reward = db.get(session_id, keys.reward(step))
-                missing = reward is None and bool(db.get(session_id, keys.reward_missing(step)))
-                by_episode.setdefault(row["episode"], []).append((row, reward, missing))
+                missing = db.get(session_id, keys.reward_missing(step))
+                if reward is not None and missing is not None and place(missing) < place(reward):
+                    reward = None
+                missing = missing if reward is None else None
+                by_episode.setdefault(row["episode"], []).append((row, reward, missing is not None))
         for episode, told in sorted(by_episode.items()):
             values = [reward["value"] for _, reward, _ in told if reward is not None]
             last_row = told[-1][0]

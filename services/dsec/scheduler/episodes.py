@@ -1,5 +1,9 @@
 """The returns of episodes, as the log has them: what a session's agent was told, each reward in its
-first revision. A session's rows are found by their keys, so a look costs what is new."""
+first revision. A session's rows are found by their keys, so a look costs what is new.
+
+A replica that dies may have said that a reward is missing which another one then has: the first
+word is what the agent was told, and it is the same whenever it is read.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +36,10 @@ EPISODES = text(
         count(*),
         max(s.step),
         coalesce(
-            array_agg(r.value order by s.step) filter (where r.value is not null),
+            array_agg(r.value order by s.step) filter (where r.key is not null and m.key is null),
             '{}'::double precision[]
         ),
-        count(m.key) filter (where r.value is null),
+        count(m.key),
         (array_agg(s.epoch) filter (where s.terminated or s.truncated))[1],
         (array_agg(s.sequence) filter (where s.terminated or s.truncated))[1],
         (array_agg(s.index) filter (where s.terminated or s.truncated))[1],
@@ -48,6 +52,7 @@ EPISODES = text(
         and r.key = 'reward:' || n.step || '.1'
     left join event_log m on m.session_id = a.session_id and m.session_at = a.session_at
         and m.key = 'reward_missing:' || n.step
+        and (r.key is null or (m.epoch, m.sequence, m.index) < (r.epoch, r.sequence, r.index))
     group by s.session_id, s.episode
     order by s.session_id, s.episode
     """
