@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -223,6 +224,62 @@ async def test_a_request_whose_acknowledgement_is_lost_is_made_once(
         ids=list(group.session_ids),
     )
     assert [row["key"] for row in rows] == ["rescore_requested:2"] * 3
+
+
+STOCK = """
+import dsec
+
+@dsec.reward(services=["stock"])
+async def left(t, services):
+    found = await services["stock"].get("/left", params={"step": t.step})
+    return found.json()["left"]
+"""
+
+
+@pytest.mark.long
+async def test_a_replica_that_dies_while_it_scores_anew_loses_and_repeats_nothing(
+    client: Client, session_files: Callable[..., Path], good_agent: str, stack: Any, tmp_path: Path
+) -> None:
+    """Of the first turn's 64 steps every other one is answered, of the second's none; the replica
+    is killed. Of the next one's first turn 32 are answered, too: the first one's that were not.
+    """
+    died = asyncio.Event()
+
+    async def left(asked: Asked) -> Answer:
+        step = int(asked.params["step"])
+        if not died.is_set() and step >= 64:
+            return Answer(never=True)
+        knows = not 64 <= step < 96 if died.is_set() else step % 2
+        return Answer(body={"left": step} if knows else {})
+
+    session = session_files(good_agent, max_steps=STEPS, name="dies")
+    group = await client.request(session)
+    await client.wait(group, timeout_s=60)
+    file = tmp_path / "asking.py"
+    file.write_text(STOCK)
+    async with http_service() as service:
+        service.behave = left
+        declared = tmp_path / "services.yaml"
+        declared.write_text(f"stock: {{base_url: '{service.url}', qps_budget: 500}}\n")
+        await asyncio.to_thread(stack.dsec, "services", "declare", str(declared))
+        reward = await client.register("reward", f"{file}:left")
+        working = asyncio.create_task(rescore(client, group.session_ids, reward, timeout_s=60))
+        count = "select count(*) as n from reward_trace where session_id = %(id)s and revision = 2"
+        rows = partial(stack.sql, count, id=group.session_ids[0])
+        await asyncio.to_thread(stack.until, lambda: rows()[0]["n"] == 32)
+        [replica] = stack.processes("-m", "dsec.reward")
+        replica.send_signal(signal.SIGKILL)
+        died.set()
+        [found] = await working
+    assert (found.scored, found.unscored) == (STEPS - 32, 32)
+    [trace] = stack.sql(
+        "select count(*) as n, sum(reward) as total from reward_trace"
+        " where session_id = %(id)s and revision = 2",
+        id=group.session_ids[0],
+    )
+    assert (trace["n"], trace["total"]) == (STEPS - 32, sum(range(STEPS)) - sum(range(64, 96)))
+    asked = [int(one.params["step"]) for one in service.asked]
+    assert max(map(asked.count, range(1, 64, 2))) == 1
 
 
 @pytest.mark.long

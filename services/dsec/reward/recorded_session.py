@@ -34,6 +34,8 @@ class RecordedSession(NamedTuple):
     recorded."""
     rewarded: frozenset[int]
     """The steps that have a reward, of any revision."""
+    reward_keys: frozenset[str]
+    """Of all rewards that it has."""
 
     @classmethod
     def of(cls, rows: Sequence[LogRow]) -> RecordedSession:
@@ -57,7 +59,12 @@ class RecordedSession(NamedTuple):
             frozenset(
                 r.step for r in rows if r.kind == log_row.REWARD_SCORED and r.step is not None
             ),
+            frozenset(row.key for row in rows if row.kind == log_row.REWARD_SCORED),
         )
+
+    def has(self, n: int, revision: int) -> bool:
+        """Whether a step, by its index, has a reward of a revision."""
+        return keys.reward(self.steps[n].step or 0, revision) in self.reward_keys
 
     def rewarded_within(self, episodes: Mapping[int, int]) -> int | None:
         """The first step with a reward that is within an episode and does not close it: whoever

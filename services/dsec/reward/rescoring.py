@@ -8,8 +8,9 @@ function asks the same; anything else they are asked now, within their budgets.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 
@@ -86,7 +87,10 @@ class Rescorer:
     async def _handle(self, message: Message) -> None:
         event = message.event_of(RewardRescoreRequested)
         fact, envelope = event.fact, message.envelope()
-        await self._log.wait_floor(message.sequence, self._settings.reward_spec_wait_s)
+        position = message.sequence
+        if message.delivered > 1:  # what the replica that had it got to publish counts
+            position = (await self._bus.stream_state()).last_sequence
+        await self._log.wait_floor(position, self._settings.reward_spec_wait_s)
         first = await self._log.row(fact.session_id, keys.rescore_requested(fact.revision))
         if first is None or decode(first.fact)["reward_fn_hash"] != fact.reward_fn_hash:
             return  # another request for this revision came before
@@ -115,14 +119,19 @@ class Rescorer:
     async def _score(
         self, envelope: Envelope, session: RecordedSession, spec: Spec, done: RescoredFact
     ) -> None:
-        """Score and publish portion by portion, then say what came of it."""
-        scored, unscored, total, message = 0, list[Unscored](), 0, ""
+        """Score and publish portion by portion, then say what came of it. What a replica that died
+        has scored is not asked for again."""
+        unscored, total, message = list[Unscored](), 0, ""
         episodes = session.episodes() if spec.per_episode else None
         if episodes and (step := session.rewarded_within(episodes)) is not None:
             told = f"step {step} has a reward of its own, {WITHIN}"
             await self._say(envelope, done, "rewarded_by_step", told)
             return
-        for part, which in enumerate(_portions(session, episodes)):
+        rewarded = range(len(session.steps)) if episodes is None else list(episodes)
+        left = [n for n in rewarded if not session.has(n, done.revision)]
+        scored = len(rewarded) - len(left)
+        size = ROWS_A_TURN_MAX if episodes is None else EPISODES_A_TURN_MAX
+        for which in (left[start : start + size] for start in range(0, len(left), size)):
             batch = session.batch(done.reward_fn_hash, done.revision, which)
             tasks: list[Task | Failure] = []
             if episodes is not None:
@@ -137,7 +146,7 @@ class Rescorer:
                     total += 1
                     message = message or one.outcome.message
                     unscored.append(Unscored(step=batch.steps[n], code=one.outcome.code))
-            scored += await self._publish(envelope, batch, answers, part)
+            scored += await self._publish(envelope, batch, answers)
         found = {"scored": scored, "unscored": unscored[:UNSCORED_MAX], "unscored_total": total}
         await self._say(envelope, done.model_copy(update=found), message=message)
 
@@ -197,28 +206,27 @@ class Rescorer:
             for task in batch.tasks(range(batch.event.rows))
         ]
 
-    async def _publish(
-        self, envelope: Envelope, batch: Batch, found: Sequence[Answered], part: int
-    ) -> int:
+    async def _publish(self, envelope: Envelope, batch: Batch, found: Sequence[Answered]) -> int:
         outcomes: list[Outcome | None] = [
             None if isinstance(one.outcome, Failure) else one.outcome for one in found
         ]
         responses = {n: one.responses for n, one in enumerate(found) if one.responses}
-        limit, rows = self._bus.max_payload_bytes, 0
+        limit, count = self._bus.max_payload_bytes, 0
         replica = self._settings.reward_replica
         for scored in batch.scored(outcomes, replica, limit, responses):
-            # Named by its rows: made again after a crash, with other answers of services, the
-            # same rows may be cut elsewhere, and the server drops what it takes for a repetition.
+            # Named by its rows: made again after a crash, with other answers of services, others
+            # may have a reward, and the server drops what it takes for a repetition.
+            rows = hashlib.sha256(scored.row.step).hexdigest()[:16]
             await self._bus.publish(
                 scored,
                 LANE,
                 source=SOURCE,
                 time=self._now(),
-                event_id=f"reward.{envelope.id}.{part}.{rows}-{rows + scored.rows}",
+                event_id=f"reward.{envelope.id}.rows.{rows}",
                 traceparent=envelope.traceparent,
             )
-            rows += scored.rows
-        return rows
+            count += scored.rows
+        return count
 
     async def _say(
         self, envelope: Envelope, fact: RescoredFact, code: str = "", message: str = ""
@@ -237,16 +245,6 @@ class Rescorer:
             cause=keys.of(session, keys.rescore_requested(fact.revision)),
             traceparent=envelope.traceparent,
         )
-
-
-def _portions(
-    session: RecordedSession, episodes: Mapping[int, int] | None
-) -> Iterator[Sequence[int]]:
-    """The indices of the steps that are rewarded, some at a time."""
-    rows: Sequence[int] = range(len(session.steps)) if episodes is None else list(episodes)
-    size = ROWS_A_TURN_MAX if episodes is None else EPISODES_A_TURN_MAX
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]
 
 
 def _by_request(recorded: Sequence[Known]) -> Mapping[Name, Sequence[Response]]:
