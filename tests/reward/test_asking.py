@@ -290,6 +290,41 @@ async def test_a_service_that_is_down_for_some_seconds_costs_nothing(
     assert await rig.deliveries() == 1
 
 
+async def test_a_service_that_was_declared_wrong_is_found_once_it_is_declared_right(
+    rig: Rig, stock: HttpService
+) -> None:
+    """Its callers wait for it, so no tick comes that would ask how it is declared."""
+    patient = {"deadline_s": 600, "retry": {"attempts_max": 100, "backoff_s_max": 0.5}}
+    rig.know(ASKS)
+    async with http_service() as wrong:
+
+        async def unavailable(asked: Asked) -> Answer:
+            return Answer(503)
+
+        wrong.behave = unavailable
+        rig.declare("stock", wrong.url, **patient)
+        rig.start()
+        await rig.send([ASKS[0]] * 4)
+        await asked_for(wrong, 4)
+        rig.declare("stock", stock.url, version=2, **patient)
+        await rig.settled()
+    assert len(facts(await rig.scored(1))) >= 1
+    assert await rig.deliveries() == 1
+
+
+async def test_a_budget_that_was_too_small_is_raised_for_those_who_wait(
+    rig: Rig, stock: HttpService
+) -> None:
+    rig.know(ASKS)
+    rig.declare("stock", stock.url, qps_budget=0.1)
+    rig.start()
+    await rig.send([ASKS[0]] * 16)
+    await asked_for(stock, 1)
+    rig.declare("stock", stock.url, version=2)
+    await rig.settled()
+    assert len(stock.asked) == 16
+
+
 async def test_a_slow_service_holds_up_nobody_who_does_not_ask_it(
     rig: Rig, stock: HttpService
 ) -> None:

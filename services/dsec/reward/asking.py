@@ -13,12 +13,13 @@ import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from dsec.platform.bus import Bucket, Bus, Later
+from dsec.platform.cancellation import cancelled
 from dsec.platform.http_client import open_session
 from dsec.platform.log import LogBehind, LogUnavailable
 from dsec.platform.permits import STOPS
 from dsec.platform.roles import SERVICES_BUCKET
 from dsec.platform.specs import Absent, Gone
-from dsec.reward.declarations import Declarations
+from dsec.reward.declarations import KEPT_S, Declarations
 from dsec.reward.frames import Failure, Needs, Outcome, Task
 from dsec.reward.http_exchange import ServiceFailed
 from dsec.reward.outside import Outside
@@ -93,6 +94,9 @@ class Outsides:
         self._bucket: Bucket | None = None
         self._services: dict[str, Outside] = {}
         self._stops = asyncio.Event()
+        self._under_way: Counter[str] = Counter()
+        """Calls, by service."""
+        self._looking: asyncio.Task[None] | None = None
 
     async def get(self, name: str, position: int) -> Outside:
         """A service, as it is declared now. Waits for as long as nobody can say whether it is.
@@ -170,6 +174,8 @@ class Outsides:
 
     async def close(self) -> None:
         """Ask nothing more."""
+        if self._looking is not None:
+            self._looking.cancel()
         for service in self._services.values():
             await service.close()
 
@@ -229,8 +235,27 @@ class Outsides:
         return await asyncio.gather(*calls, return_exceptions=True)
 
     async def _call(self, row: Asking, request: Request, key: str) -> Response:
-        service = await self.get(request.service, row.position)
-        return await service.call(request, key, batched=row.batched)
+        name = request.service
+        service = await self.get(name, row.position)
+        self._under_way[name] += 1
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look_again())
+        try:
+            return await service.call(request, key, batched=row.batched)
+        finally:
+            self._under_way[name] -= 1
+
+    async def _look_again(self) -> None:
+        """Have services asked as they are declared now by calls that are under way, too. Where all
+        callers wait for them, nobody else asks how that is."""
+        with contextlib.suppress(Later):
+            while not cancelled():
+                await asyncio.sleep(KEPT_S)
+                names = [name for name, calls in self._under_way.items() if calls]
+                if not names:
+                    return
+                for name in names:
+                    await self.get(name, 0)
 
 
 def _undeclared(row: Asking, needs: Needs) -> Failure | None:

@@ -91,7 +91,8 @@ class Outside:
         self.declared(fact)
 
     def declared(self, fact: ServiceFact) -> None:
-        """From now on it is asked as this declaration says. Calls under way end as they began."""
+        """From now on it is asked as this declaration says, by calls that are under way from their
+        next attempt on; but how often these are tried stays."""
         self._fact = fact
         self._known: Terms | None = None
         self._permits.qps_budget = fact.qps_budget
