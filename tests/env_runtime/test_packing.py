@@ -38,6 +38,24 @@ def test_a_row_that_is_too_large_travels_alone() -> None:
     assert [len(portion) for portion in split(rows, 20_000)] == [1, 1, 1]
 
 
+def test_a_message_closes_one_episode_of_a_session() -> None:
+    """Several may be published again at once: where lags are longer than episodes."""
+    rows = []
+    for first in (0, 6, 12):
+        for n in (1, 2):
+            sender, stepped = row(n)
+            rows.append((sender, stepped._replace(step=first + 5, closes_from=first)))
+    rows.append(row(1))  # which closes none
+    portions = list(split(rows, 20_000))
+    assert [one for portion in portions for one in portion] == rows
+    for portion in portions:
+        told = pack(portion, "w", "w-0", 1).circumstance.closing
+        for sender, stepped in portion:
+            if stepped.closes_from is not None:
+                assert told[sender.session_id.hex()] == stepped.closes_from
+    assert [len(portion) for portion in portions] == [2, 2, 2, 1]
+
+
 def test_replies_become_inputs() -> None:
     columns = RewardColumns(
         session_id=b"\x01" * 16,

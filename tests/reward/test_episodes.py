@@ -56,6 +56,14 @@ def come_to(log: psycopg.Connection[tuple[object, ...]], sequence: int) -> None:
     )
 
 
+def test_an_episode_does_not_begin_behind_its_end() -> None:
+    """As a message says that closes two of one session: which of them it means."""
+    event = tick([SPEC], step=6)
+    for first, expected in ((4, {0: 4}), (6, {0: 6}), (7, {})):
+        told = event.circumstance.model_copy(update={"closing": {session(0).hex: first}})
+        assert Batch(event.model_copy(update={"circumstance": told})).closing == expected
+
+
 async def test_the_log_is_waited_for_and_the_steps_are_put_together(log_url: str) -> None:
     batch = Batch(tick([SPEC], step=6))
     reader = await LogReader.connect(log_url)

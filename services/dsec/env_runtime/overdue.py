@@ -8,6 +8,7 @@ what is slow because there is too much of it is not to become more.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain, zip_longest
 
 from dsec.env_runtime.seats import Seat
 from dsec.session.io import Called, Stepped
@@ -19,8 +20,12 @@ REPEATS_DOUBLED_MAX = 5
 def overdue(
     seats: Iterable[Seat], now_ns: int, reply_wait_ns: int
 ) -> tuple[list[tuple[Seat, Stepped]], list[tuple[Seat, Called]]]:
-    """The steps and tool turns that are overdue. Counts one repetition for each session of them."""
-    late_steps: list[tuple[Seat, Stepped]] = []
+    """The steps and tool turns that are overdue. Counts one repetition for each session of them.
+
+    Of each session the first step, then of each the second: those that must not travel together
+    (`packing.split`) are apart.
+    """
+    late_steps: list[list[tuple[Seat, Stepped]]] = []
     late_turns: list[tuple[Seat, Called]] = []
     for seat in seats:
         if seat.machine.awaiting is None:
@@ -33,5 +38,6 @@ def overdue(
             continue
         seat.repeats += 1
         late_turns += [(seat, turn) for turn in turns]
-        late_steps += [(seat, stepped) for stepped in steps]
-    return late_steps, late_turns
+        late_steps.append([(seat, stepped) for stepped in steps])
+    rounds = chain.from_iterable(zip_longest(*late_steps))
+    return [step for step in rounds if step is not None], late_turns

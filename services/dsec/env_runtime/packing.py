@@ -64,14 +64,19 @@ def size_bytes(row: Row) -> int:
 
 
 def split(rows: Sequence[Row], max_payload_bytes: int) -> Iterator[Sequence[Row]]:
-    """Rows in portions that fit a message."""
+    """Rows in portions that fit a message. None of them closes two episodes of one session, as
+    steps that are published again may: a message says of a session where its episode began."""
     room = int(max_payload_bytes * PAYLOAD_SHARE_MAX)
-    start, used = 0, 0
-    for n, size in enumerate(map(size_bytes, rows)):
-        if used + size > room and n > start:
+    start, used, closing = 0, 0, set[bytes]()
+    for n, (row, size) in enumerate(zip(rows, map(size_bytes, rows), strict=True)):
+        sender, stepped = row
+        if n > start and (used + size > room or sender.session_id in closing):
             yield rows[start:n]
             start, used = n, 0
+            closing.clear()
         used += size
+        if stepped.closes_from is not None:
+            closing.add(sender.session_id)
     if start < len(rows):
         yield rows[start:]
 

@@ -177,7 +177,9 @@ class Batch:
         firsts = (
             {n: told.get(session.hex()) for n, session in enumerate(self.sessions)} if told else {}
         )
-        return {n: first for n, first in firsts.items() if first is not None}
+        # An episode that begins behind its end is another one of the session: a worker of an
+        # earlier version published both at once. It asks again for what it does not hear.
+        return {n: f for n, f in firsts.items() if f is not None and f <= self.steps[n]}
 
     def name(self, n: int) -> tuple[bytes, int, bytes]:
         """Session, step and cause of a row: the same in every message that asks for its reward."""
