@@ -126,14 +126,14 @@ class World:
         path = self.folder / f"config-{len(self.tasks)}.yaml"
         path.write_text(config)
         settings = Settings(nats_url=self.nats_url, database_url=self.database_url)
-        stop, config = asyncio.Event(), load_config(path)
+        stop, loaded = asyncio.Event(), load_config(path)
 
         async def served() -> None:
             lost = True
             while lost:
                 lost = False
                 try:
-                    await serve(settings, config, stop)
+                    await serve(settings, loaded, stop)
                 except* LeadershipLost:  # of a process that stood still: it is started anew
                     lost = True
 
@@ -316,6 +316,7 @@ async def world(nats_url: str, log_url: str, tmp_path: Path) -> AsyncIterator[Wo
     await world.register()
     try:
         yield world
+        assert not follower.done(), f"nothing was seen any more: {follower.exception()!r}"
         for task, _ in world.tasks:
             assert not task.done() or world.stop.is_set(), task.exception()
     finally:
