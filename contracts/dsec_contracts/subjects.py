@@ -67,6 +67,11 @@ def every(event_name: str) -> str:
     return f"{ROOT}.{event_name}.*"
 
 
+def start(event_name: str) -> str:
+    """What the subjects of all events of one name start with, and nobody else's."""
+    return f"{ROOT}.{event_name}."
+
+
 def fence(worker: str) -> str:
     """The fence subject of one worker."""
     return f"{FENCE}.{token(worker)}"

@@ -38,6 +38,7 @@ def test_class_type_subject_and_handler_are_one_name(event: type[Event]) -> None
     assert event.handler_name() == f"on_{noun}_{verb}"
     assert subjects.subject(event.event_name(), "k") == f"dsec.{noun}.{verb}.k"
     assert subjects.every(event.event_name()) == f"dsec.{noun}.{verb}.*"
+    assert subjects.start(event.event_name()) == f"dsec.{noun}.{verb}."
     assert BY_TYPE[event.event_type()] is event
     assert event.__doc__
 

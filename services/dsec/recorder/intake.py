@@ -56,7 +56,7 @@ def read(message: Message, epoch: int) -> Reading:
         except UnknownEvent:
             return park(message, envelope.type)
         # What is on another event's subject is nobody's, here as for every other service.
-        if not message.subject.startswith(subjects.every(event.event_name()).removesuffix("*")):
+        if not message.subject.startswith(subjects.start(event.event_name())):
             raise BadMessage(f"a {event.event_type()} on {message.subject}")
         arrival = Arrival(message.sequence, envelope, event)
         if type(event) in TABLES:

@@ -20,11 +20,9 @@ from dsec.recorder.effects import Item
 from dsec.recorder.intake import Cold
 from dsec_contracts import RewardScored, SessionRequested, SessionStepped, subjects
 
-_OF_TICKS = tuple(
-    subjects.every(event.event_name()).removesuffix("*") for event in (SessionStepped, RewardScored)
-)
+_OF_TICKS = tuple(subjects.start(event.event_name()) for event in (SessionStepped, RewardScored))
 """Others carry the header of whoever asked for a session, whose trace is not ours."""
-_REQUESTS = subjects.every(SessionRequested.event_name()).removesuffix("*")
+_REQUESTS = subjects.start(SessionRequested.event_name())
 
 
 def committed_items(telemetry: Telemetry, items: Sequence[Item], committed: datetime) -> None:

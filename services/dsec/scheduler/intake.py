@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 FILTERS = [subjects.every(event.event_name()) for event in CONSUMED]
 WRITTEN_CHARS_MAX = 256
 
-_REQUESTS = subjects.every(SessionRequested.event_name()).removesuffix("*")
+_REQUESTS = subjects.start(SessionRequested.event_name())
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def read(message: Message, epoch: int) -> Reading:
         log.warning("%s at %d is passed over: %s", message.subject, message.sequence, error)
         return None
     # A message on another event's subject is nobody's: subjects say who may publish.
-    if not message.subject.startswith(subjects.every(event.event_name()).removesuffix("*")):
+    if not message.subject.startswith(subjects.start(event.event_name())):
         log.warning("%s at %d holds a %s", message.subject, message.sequence, event.event_type())
         return None
     return event
