@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from dsec.platform.cancellation import cancelled
+from dsec_contracts import EVENTS
 
 SERVICES = Path(__file__).parents[2] / "services" / "dsec"
 parsed = cache(ast.parse)
@@ -164,6 +165,23 @@ def test_blobs_are_unpickled_only_in_workers() -> None:
     assert unpickles("import torch\ntorch.load(f)")
     assert unpickles("import numpy\nnumpy.load(f, allow_pickle=True)")
     assert not unpickles("import json\njson.loads(s)")
+
+
+def hearers(source: str) -> Iterator[str]:
+    """The methods that a module gives a consumer, or a subscription, to call."""
+    for call in ast.walk(parsed(source)):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+            last = call.args[-1] if call.args else None
+            if call.func.attr in ("handle", "listen") and isinstance(last, ast.Attribute):
+                yield last.attr
+
+
+def test_whoever_hears_an_event_is_named_after_it() -> None:
+    names = {event.handler_name() for event in EVENTS}
+    found = [name for file in SERVICES.rglob("*.py") for name in hearers(file.read_text())]
+    heard = [name.lstrip("_") for name in found if name != "bus"]
+    assert len(heard) >= 9
+    assert set(heard) <= names
 
 
 def test_the_walk_through_the_code_names_files_that_are_there() -> None:

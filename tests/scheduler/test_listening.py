@@ -28,7 +28,7 @@ async def test_heartbeats_of_another_period_are_told_of_once_for_a_node(
         told = HeartbeatCircumstance(period_s=period_s)
         event = WorkerHeartbeat(fact=fact, circumstance=told)
         headers = {"ce-type": event.event_type()}
-        await listening._on_heartbeat(headers, event.model_dump_json().encode())
+        await listening.on_worker_heartbeat(headers, event.model_dump_json().encode())
 
     with caplog.at_level(logging.WARNING):
         for worker, node, period_s in (("w1", "a", 1.0), ("w2", "a", None)):

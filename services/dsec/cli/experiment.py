@@ -51,13 +51,13 @@ class WorkerKiller:
     async def arm(self, client: Client) -> None:
         """Listen to steps. Before the sessions are requested, or the first ones are missed."""
         bus = await client.bus()
-        await bus.listen(subjects.every(SessionStepped.event_name()), self._on_stepped)
+        await bus.listen(subjects.every(SessionStepped.event_name()), self._on_session_stepped)
 
     def aim(self, sessions: Sequence[UUID]) -> None:
         """The sessions whose worker is meant."""
         self._sessions = {session_id.bytes for session_id in sessions}
 
-    async def _on_stepped(self, headers: Mapping[str, str], data: bytes) -> None:
+    async def _on_session_stepped(self, headers: Mapping[str, str], data: bytes) -> None:
         if self.killed is not None or not self._sessions:
             return
         event = BY_TYPE[SessionStepped.event_type()].model_validate_json(data)

@@ -55,9 +55,10 @@ class Listening:
     async def begin(self) -> None:
         """Hear heartbeats from now on."""
         self._state.heard_until_s = self._monotonic()
-        await self._bus.listen(HEARTBEATS, self._on_heartbeat)
+        await self._bus.listen(HEARTBEATS, self.on_worker_heartbeat)
 
-    async def _on_heartbeat(self, headers: Mapping[str, str], data: bytes) -> None:
+    async def on_worker_heartbeat(self, headers: Mapping[str, str], data: bytes) -> None:
+        """Take a heartbeat into the state. One that is malformed is passed over: another comes."""
         heartbeat = read_heartbeat(headers, data)
         if heartbeat is not None:
             hear(self._state, heartbeat, self._monotonic())
