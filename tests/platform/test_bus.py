@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from uuid import UUID
 import nats
 import pytest
 from nats.aio.msg import Msg
+from nats.js import api
 
 from dsec.platform.bus import (
     Author,
@@ -245,6 +247,49 @@ async def test_a_stream_is_made_as_large_as_there_is_room(bus: Bus) -> None:
     await bus._js.delete_stream("DSEC")
     await bus.ensure_stream(wanted)
     assert 64 << 20 <= (await bus.stream_state()).max_bytes < 1 << 50
+
+
+async def test_a_stream_that_somebody_changed_is_brought_to_our_settings(bus: Bus) -> None:
+    async def live() -> api.StreamConfig:
+        return (await bus._js.stream_info("DSEC")).config
+
+    ours = await live()
+    theirs = replace(
+        ours, discard=api.DiscardPolicy.OLD, duplicate_window=7, subjects=["dsec.session.>"]
+    )
+    await bus._js.update_stream(theirs)
+    await bus.ensure_stream()
+    found = await live()
+    for name in ("subjects", "discard", "duplicate_window", "max_bytes", "retention", "storage"):
+        assert getattr(found, name) == getattr(ours, name), name
+    await bus._js.delete_stream("DSEC")
+    await bus._js.add_stream(replace(ours, storage=api.StorageType.MEMORY))
+    with pytest.raises(BusError, match="cannot be brought to ours"):
+        await bus.ensure_stream()
+
+
+async def test_a_consumer_of_other_settings_is_mended_where_it_stands_or_refused(bus: Bus) -> None:
+    async def live() -> api.ConsumerInfo:
+        return await bus._js.consumer_info("DSEC", "c")
+
+    first, second = "dsec.session.ended.a", "dsec.session.ended.b"
+    for subject in (first, second):
+        await bus.publish_raw(subject, b"{}", {})
+    made = await bus.consumer("c", [first], ack_wait_s=5, inactive_s=60)
+    [message] = await made.fetch(1, 5)
+    await message.ack()
+    await made.close()
+
+    settings = {"ack_wait_s": 9, "max_ack_pending": 77, "start_sequence": 1}
+    mended = await bus.consumer("c", [first, second], **settings)  # type: ignore[arg-type]
+    found = await live()
+    assert found.config.filter_subjects == [first, second]
+    told = found.config
+    assert (told.ack_wait, told.max_ack_pending, told.inactive_threshold or 0) == (9, 77, 0)
+    [message] = await mended.fetch(10, 5)
+    assert message.subject == second, "what was done is not done again"
+    with pytest.raises(BusError, match="exists with other settings"):
+        await bus.consumer("c", [first, second], ack="none")
 
 
 async def test_one_server_keeps_nothing_three_times(bus: Bus) -> None:

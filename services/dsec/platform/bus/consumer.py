@@ -106,10 +106,8 @@ async def _make(js: JetStreamContext, name: str, config: api.ConsumerConfig) -> 
             config.opt_start_seq = live.config.opt_start_seq
             try:
                 await js.add_consumer(subjects.STREAM, config)
-            except nats.js.errors.BadRequestError as error:
-                raise BusError(
-                    f"consumer {name} exists with other settings: {error.description}"
-                ) from error
+            except nats.js.errors.APIError as error:
+                raise refused(f"consumer {name} exists with other settings", error) from error
 
 
 async def states(js: JetStreamContext) -> list[ConsumerState]:
@@ -134,6 +132,7 @@ def _differs(live: api.ConsumerConfig, wanted: api.ConsumerConfig) -> bool:
     return (
         _filters(live) != _filters(wanted)
         or live.ack_policy != wanted.ack_policy
+        or (live.inactive_threshold or 0) != (wanted.inactive_threshold or 0)
         or (wanted.ack_wait is not None and live.ack_wait != wanted.ack_wait)
         or (wanted.max_ack_pending is not None and live.max_ack_pending != wanted.max_ack_pending)
     )
