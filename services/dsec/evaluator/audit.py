@@ -3,7 +3,8 @@
 An agent may say with an action why it was taken, how sure it is and which tool call it rests on
 (`provenance{reasoning, confidence, tool_call_id}`). That is recorded and never trusted; here it is
 compared with the calls that happened and the rewards that came. The rewards are first revisions,
-so that repeating an audit gives the same counts whatever was revised since.
+so that repeating an audit gives the same counts whatever was revised since. A first reward that
+comes after its session's end, as of one that was cancelled, counts for whoever looks later.
 """
 
 from __future__ import annotations
