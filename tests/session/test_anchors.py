@@ -11,7 +11,7 @@ import pytest
 from tests.session.conftest import reward_of
 
 from dsec.platform import virtual
-from dsec.platform.interposition import interposition_for
+from dsec.platform.interposition import interposition_of
 from dsec.reward.score import EnvScorer
 from dsec.session.anchor_record import Compared, frozen
 from dsec.session.anchor_restore import NotRestorable, restored
@@ -497,7 +497,7 @@ def test_torch_goes_on_where_it_was(program: Any, session_id: UUID) -> None:
             return {"action": int(self.layer(torch.tensor(observation)).item() + noise > 0)}
     """
     made = program(agent, anchors={"every_steps": 6})
-    interposition = interposition_for(made)
+    interposition = interposition_of(*made.namespaces)
     blobs: dict[str, bytes] = {}
     rows = run_in_memory(
         made, CONFIG, session_id, EnvScorer(), interposition=interposition, blobs=blobs

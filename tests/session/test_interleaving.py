@@ -5,7 +5,7 @@ import random
 import pytest
 
 from dsec.platform import virtual
-from dsec.platform.interposition import interposition_for
+from dsec.platform.interposition import interposition_of
 from dsec.session.io import SessionConfig, Stepped, reward_input
 from dsec.session.machine import SessionMachine
 from dsec_contracts.canonical import encode
@@ -48,7 +48,7 @@ def _virtual():
 
 def chains(program, order):
     """The chains of sessions that take turns as `order` says."""
-    interposition = interposition_for(program)
+    interposition = interposition_of(*program.namespaces)
     machines = [
         SessionMachine(program, SessionConfig(n // 2, STEPS), interposition)
         for n in range(SESSIONS)

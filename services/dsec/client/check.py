@@ -18,7 +18,7 @@ from dsec.client.told import code_sentence, last_line
 from dsec.client.yaml_file import SpecFileError
 from dsec.platform import virtual
 from dsec.platform.copies import ending_copies
-from dsec.platform.interposition import interposition_for
+from dsec.platform.interposition import interposition_of
 from dsec.session.adapters.gymnasium import EnvError, GymnasiumAdapter, env_factory
 from dsec.session.code_errors import CodeError
 from dsec.session.documents import AgentDocument
@@ -112,7 +112,7 @@ def check_curriculum(spec: SealedSpec, level: int) -> None:
     program = _program(spec, [])
     config = SessionConfig(0, 1, curriculum_level=level)
     with _virtual():
-        machine = SessionMachine(program, config, interposition_for(program))
+        machine = SessionMachine(program, config, interposition_of(*program.namespaces))
         try:
             _started(spec.name, machine)
         except SpecFileError as error:
@@ -135,7 +135,9 @@ def check_env(spec: SealedSpec, *, seed: int = 0, steps: int = CHECK_STEPS) -> i
     program = _program(spec, spaces)
     with _virtual():
         one, two = (
-            SessionMachine(program, SessionConfig(seed, steps), interposition_for(program))
+            SessionMachine(
+                program, SessionConfig(seed, steps), interposition_of(*program.namespaces)
+            )
             for _ in range(2)
         )
         try:
@@ -155,7 +157,9 @@ def played(spec: SealedSpec, steps: int, *, seed: int = 0) -> Iterator[Started |
     spaces: list[Any] = []
     program = _program(spec, spaces)
     with _virtual():
-        machine = SessionMachine(program, SessionConfig(seed, steps), interposition_for(program))
+        machine = SessionMachine(
+            program, SessionConfig(seed, steps), interposition_of(*program.namespaces)
+        )
         try:
             yield _started(spec.name, machine)
             if not all(callable(getattr(space, "sample", None)) for space in spaces):

@@ -22,7 +22,7 @@ from dsec.client.verdicts import end_of, unverified, verdict_json
 from dsec.platform import virtual
 from dsec.platform.bounded import Bounded
 from dsec.platform.copies import ending_copies
-from dsec.platform.interposition import interposition_for, interposition_of
+from dsec.platform.interposition import interposition_of
 from dsec.platform.log import LogReader
 from dsec.platform.objects import ObjectStore
 from dsec.platform.parent import die_with_parent
@@ -81,7 +81,7 @@ class Verifier:
             program,
             config,
             scorer,
-            interposition=interposition_for(program),
+            interposition=interposition_of(*program.namespaces),
             get_blob=self._objects.get if self._objects is not None else None,
         )
         return verdict_json(session_id, verdict, end_of(rows))

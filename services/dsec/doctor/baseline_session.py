@@ -7,7 +7,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from dsec.client.check import Sampler
-from dsec.platform.interposition import interposition_for
+from dsec.platform.interposition import interposition_of
 from dsec.session.documents import AgentDocument, EnvDocument
 from dsec.session.io import SessionConfig
 from dsec.session.local import local_program, run_in_memory
@@ -38,7 +38,7 @@ def chain_of(environment: str, seed: int, steps: int) -> str:
     agent = AgentDocument(entry=f"{Sampler.__module__}:{Sampler.__name__}")
     program = local_program(agent, {}, EnvDocument(entry=f"gymnasium:{environment}"), {})
     config = SessionConfig(seed, steps)
-    interposition = interposition_for(program)
+    interposition = interposition_of(*program.namespaces)
     rows = run_in_memory(program, config, SESSION, _EnvironmentsOwn(), interposition=interposition)
     ended = rows[-1]
     if ended.chain is None or ended.step is not None or (steps and len(rows) < steps):

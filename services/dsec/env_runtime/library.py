@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dsec.env_runtime.running import RunningSlot
 from dsec.platform.bounded import Bounded
-from dsec.platform.interposition import interposition_for
+from dsec.platform.interposition import interposition_of
 from dsec.platform.log import LogBehind, LogReader
 from dsec.platform.objects import ObjectStore, ObjectStoreError
 from dsec.platform.specs import Absent, blob_content, spec_content
@@ -93,7 +93,7 @@ class Loaded(NamedTuple):
         found = set().union(*(undeclared_uses(code) for code in program.namespaces))
         if found:
             log.warning("real clocks or chance, captured by a package: %s", sorted(found))
-        return cls(program, interposition_for(program), ", ".join(sorted(found)))
+        return cls(program, interposition_of(*program.namespaces), ", ".join(sorted(found)))
 
 
 class Library:

@@ -11,7 +11,6 @@ from dsec.session import chance as chances
 from dsec.session.chance import Chance
 from dsec.session.code import CodeNamespace
 from dsec.session.interposition import Interposition, PlainInterposition
-from dsec.session.program import Program
 
 
 class TorchInterposition:
@@ -32,11 +31,9 @@ _PLAIN = PlainInterposition()
 _TORCH = TorchInterposition()
 
 
-def interposition_for(program: Program) -> Interposition:
-    """The cheapest interposition that keeps a program's sessions apart."""
-    return interposition_of(*program.namespaces)
-
-
 def interposition_of(*namespaces: CodeNamespace) -> Interposition:
-    """The cheapest interposition for loaded code. Scoring and verification must use the same."""
+    """The cheapest interposition that keeps sessions of this code apart.
+
+    Scoring and verification must use the same.
+    """
     return _TORCH if any(uses_torch(code) for code in namespaces) else _PLAIN
