@@ -145,12 +145,13 @@ async def test_a_zombie_worker_is_fenced(
 
 
 async def test_nothing_is_lost_or_doubled(stack: Any) -> None:
-    """Over all that ran here: every ended session has each step once, and the first reward of each,
-    unless that is one for a whole episode."""
+    """Over all that ran here: every ended session has each step once, and of each the first reward,
+    or that it is missing, unless that is one for a whole episode."""
     broken = stack.sql(
         """
         select session_id, ended.steps, count(*) filter (where kind = 'session.stepped') as stepped,
-               count(*) filter (where key like 'reward:%%.1') as scored
+               count(distinct step) filter (
+                   where key like 'reward:%%.1' or kind = 'reward.missing') as told
         from event_log
         join (select session_id, (fact_json ->> 'steps')::int as steps from event_log
               where kind = 'session.ended' and fact_json ->> 'status' = 'completed') ended
@@ -161,7 +162,8 @@ async def test_nothing_is_lost_or_doubled(stack: Any) -> None:
             where r.kind = 'session.requested' and s.circumstance ->> 'per_episode' = 'true')
         group by 1, 2
         having count(*) filter (where kind = 'session.stepped') <> ended.steps
-            or count(*) filter (where key like 'reward:%%.1') <> ended.steps
+            or count(distinct step) filter (
+                where key like 'reward:%%.1' or kind = 'reward.missing') <> ended.steps
         """
     )
     assert broken == []
