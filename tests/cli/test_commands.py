@@ -17,6 +17,8 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from dsec.cli import anchors, answer, tables
+from dsec.cli import status as status_command
+from dsec.cli import tools as tools_command
 from dsec.cli.compare import assess
 from dsec.cli.failures import failure_lines, missing_lines
 from dsec.cli.init import TEMPLATES
@@ -30,6 +32,7 @@ from dsec.client.client import Client, Group
 from dsec.client.queries import Summary
 from dsec.client.specs import read_session
 from dsec.platform.stack.ports import free_port
+from dsec.platform.stack.status import ProcessStatus, StackStatus
 from dsec.platform.telemetry.metrics import NAMED
 from dsec.session.memory_log import MemoryLog
 from dsec_contracts import SessionRequested, keys
@@ -440,3 +443,28 @@ async def test_a_log_that_is_away_keeps_nobody_from_asking_for_sessions(
     async with Client(nats_url="nats://127.0.0.1:1", database_url=nowhere) as client:
         await warn_of_undeclared(client, {"stock"})
     assert capsys.readouterr().err == ""
+
+
+def test_an_error_in_a_table_says_that_it_was_cut() -> None:
+    assert tools_command._last_line("tool_raised: a\nb") == "tool_raised: b"
+    told = tools_command._last_line(f"tool_raised: {'x' * 500}")
+    assert told.endswith("x…")
+    assert len(told) == len("tool_raised: ") + tools_command.ERROR_CHARS_MAX
+
+
+def test_where_the_state_directory_is_no_option_the_variable_is_named() -> None:
+    told = dsec("sessions", "list", "--state-dir", "x")
+    assert told.exit_code == 2
+    assert "DSEC_STATE_DIR" in told.stderr
+    assert "DSEC_STATE_DIR" not in dsec("sessions", "list", "--state-dirr", "x").stderr
+
+
+def test_the_logs_of_processes_are_told_whole_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tables, "out", Console(width=60))
+    log = f"/{'a' * 80}/recorder.log"
+    process = ProcessStatus(name="recorder", pid=7, since=0.0, alive=True, log_path=log)
+    found = StackStatus("running", Path("/a"), None, None, (process,), None)
+    print_table(status_command._process_table(found), ("since",))
+    assert log in capsys.readouterr().out

@@ -210,3 +210,53 @@ def test_the_parameters_of_an_mcp_tool_are_its_servers(tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(yaml.safe_dump(told | {"code": ["server.py"], "tool": "no"}))
     with pytest.raises(SpecFileError, match="has no tool no; it has add"):
         read_spec("tool", tmp_path / "t.yaml")
+
+
+BROKEN_SERVER = """
+import sys
+
+print("a hint that is long ago" * 1000, file=sys.stderr)
+import no_such_package
+"""
+
+
+def test_of_a_server_that_does_not_start_the_last_word_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("mcp")
+    (tmp_path / "server.py").write_text(BROKEN_SERVER)
+    document = {
+        "name": "lookup",
+        "kind": "mcp",
+        "command": sys.executable,
+        "args": ["server.py"],
+        "code": ["server.py"],
+    }
+    (tmp_path / "tool.yaml").write_text(yaml.safe_dump(document))
+    with pytest.raises(SpecFileError) as refused:
+        read_spec("tool", tmp_path / "tool.yaml")
+    told = str(refused.value)
+    assert "ModuleNotFoundError: No module named 'no_such_package': mend it, or write" in told
+    assert "long ago" not in told
+    assert "ExceptionGroup" not in told
+
+
+def test_of_a_servers_last_word_its_secret_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mcp")
+    monkeypatch.setenv("DSEC_SECRET_SHOP_KEY", "s3cret-of-the-shop")
+    (tmp_path / "server.py").write_text(
+        "import os, sys; sys.exit('no such key: ' + os.environ['K'])"
+    )
+    document = {
+        "name": "lookup",
+        "kind": "mcp",
+        "command": sys.executable,
+        "args": ["server.py"],
+        "code": ["server.py"],
+        "secrets": ["SHOP_KEY"],
+        "env": {"K": "${SHOP_KEY}"},
+    }
+    (tmp_path / "tool.yaml").write_text(yaml.safe_dump(document))
+    with pytest.raises(SpecFileError, match="no such key: ") as refused:
+        read_spec("tool", tmp_path / "tool.yaml")
+    assert "s3cret" not in str(refused.value)

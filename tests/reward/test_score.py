@@ -304,6 +304,11 @@ def test_chance_is_the_steps_own() -> None:
     [
         (returning("{'a': float('nan'), 'b': 1}"), "reward_invalid", "component 'a' is nan"),
         (returning("{'b': 1, 'a': float('-inf')}"), "reward_invalid", "component 'a' is -inf"),
+        (
+            returning("{'A': 1, 'b': 1}", "weights={'a': 1, 'b': 1}"),
+            "reward_invalid",
+            "component 'A' has no declared weight; 'a', 'b' have one",
+        ),
         (returning("{'a': None}"), "reward_invalid", "component 'a' is no number but NoneType"),
         (returning("None"), "reward_invalid", "the reward is no number but NoneType"),
         (returning("'3'"), "reward_invalid", "no number but str"),

@@ -52,7 +52,10 @@ async def find_session(queries: Queries, named: str) -> UUID:
                 retry=retry_if_result(lambda ids: not ids),
             )(queries.beginning, named, 1)
     if not found:
-        raise Refused(f"the log has no session {named}: `dsec sessions list` shows what it has")
+        aside = "; a request that could not be read is put aside: `dsec status`" if whole else ""
+        raise Refused(
+            f"the log has no session {named}: `dsec sessions list` shows what it has{aside}"
+        )
     if len(found) > 1:
         listed = "".join(f"\n  {session_id}" for session_id in found[:LISTED_MAX])
         more = "\n  …" if len(found) > LISTED_MAX else ""

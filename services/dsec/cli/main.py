@@ -76,6 +76,11 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             interrupted()
+        except click.NoSuchOption as unknown:
+            if unknown.option_name != "--state-dir":
+                raise
+            where = "The variable DSEC_STATE_DIR says where the stack is."
+            raise click.UsageError(f"{unknown.format_message()} {where}", unknown.ctx) from unknown
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, in the order in which people meet them."""

@@ -167,6 +167,7 @@ def events(
 ) -> None:
     """List the events of one session, in the order of the log."""
     _, rows = run_async(_session(session_id))
+    kinds = sorted({row.kind for row in rows})
     rows = [row for row in rows if kind is None or row.kind == kind][-(limit or 0) :]
     if as_json:
         say_json([_event(row, facts) for row in rows])
@@ -180,7 +181,7 @@ def events(
             "" if row.attempt is None else str(row.attempt),
             row.cause or "",
         )
-    print_table(table)
+    print_table(table, empty=f"No event of kind {kind}; there are: {', '.join(kinds)}.")
 
 
 def _event(row: LogRow, facts: bool) -> dict[str, Any]:
@@ -225,4 +226,5 @@ def cancel(session_ids: tuple[str, ...], reason: str | None, as_json: bool) -> N
     if as_json:
         say_json({"ok": True, "session_ids": asked})
     else:
-        click.echo(f"Asked {len(asked)} sessions to end.")
+        what = "1 session" if len(asked) == 1 else f"{len(asked)} sessions"
+        click.echo(f"Asked {what} to end: at the next step, where one is not over already.")

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from dsec.cli.answer import answers, exit_with, json_option, out, say_json
 from dsec.cli.state_dir import state_dir_option
+from dsec.cli.tables import plain_table, print_table
 from dsec.doctor.hiding import shown
 from dsec.platform.stack import Endpoints, StackStatus, default_state_dir, stack_status
 
@@ -42,7 +43,7 @@ def status(state_dir: Path | None, as_json: bool) -> None:
     if found.problem:
         out.print(found.problem, soft_wrap=True)
     if found.processes:
-        out.print(_process_table(found))
+        print_table(_process_table(found), ("since",))
     if found.endpoints is not None:
         out.print(f"NATS        {shown(found.endpoints.nats_url)}", soft_wrap=True)
         out.print(f"PostgreSQL  {shown(found.endpoints.database_url)}", soft_wrap=True)
@@ -97,7 +98,7 @@ def _scheduler_config(state_dir: Path) -> Any:
 
 
 def _process_table(found: StackStatus) -> Table:
-    table = Table("process", "pid", "since", "log", box=None, pad_edge=False)
+    table = plain_table("process", "pid", "since", "log")
     for process in found.processes:
         since = datetime.fromtimestamp(process.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         table.add_row(

@@ -13,6 +13,8 @@ from dsec.client.client import Client
 from dsec_contracts.keys import session_time
 
 CALLS_MAX = 10_000
+ERROR_CHARS_MAX = 120
+"""Of an error in a table; `--json` has the whole."""
 
 _LIST = """
 select spec_hash, name, registered_at from spec where kind = 'tool' order by registered_at desc
@@ -171,4 +173,5 @@ def _last_line(error: str | None) -> str:
     """The code, and the line of a traceback that says most."""
     code, _, message = (error or "").partition(": ")
     line = message.strip().rpartition("\n")[2]
-    return f"{code}: {line[:80]}" if line else code
+    cut = f"{line[: ERROR_CHARS_MAX - 1]}…" if len(line) > ERROR_CHARS_MAX else line
+    return f"{code}: {cut}" if line else code

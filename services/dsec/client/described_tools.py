@@ -40,7 +40,8 @@ def _listed(document: ToolDocument, folder: Path, where: str) -> ToolDocument:
     except Refused as refused:
         raise SpecFileError(
             f"{where}: parameters are left to the server, and it cannot be asked: "
-            f"{refused.failure.message}: start it, or write `parameters`"
+            f"{refused.failure.message}: "
+            f"{'mend' if document.command else 'start'} it, or write `parameters`"
         ) from refused
     told = {
         "parameters": tool.input_schema,

@@ -114,7 +114,9 @@ class Components:
         unknown = [name for name in result if name not in self._weights]
         if unknown:
             raise RewardError(
-                "reward_invalid", f"component {unknown[0]!r:.200} has no declared weight"
+                "reward_invalid",
+                f"component {unknown[0]!r:.200} has no declared weight; "
+                f"{', '.join(sorted(map(repr, self._weights))):.500} have one",
             )
         missing = sorted(self._weights.keys() - result.keys())
         # Left out is not zero: a made-up zero would be learnt from.

@@ -23,6 +23,8 @@ from dsec.platform.user_environment import without_secrets
 
 CLOSE_WAIT_S = 2.0
 """A server whose input is closed ends within this, or is killed."""
+SAID_BYTES_MAX = 4096
+"""Of what a server writes to its standard error, the end: that is where it says why it ends."""
 
 
 @contextlib.asynccontextmanager
@@ -33,10 +35,14 @@ async def pipes_of(
     folder: Path,
     line_bytes_max: int,
     on_too_long: Callable[[], None],
+    said: bytearray | None = None,
 ) -> AsyncIterator[TransportStreams]:
     """Start a server and exchange messages with it, one a line.
 
     A line of more than `line_bytes_max` ends the connection; `on_too_long` is called before.
+
+    Args:
+        said: gets the last `SAID_BYTES_MAX` bytes of its standard error; None: nobody reads that.
 
     Raises:
         OSError: it cannot be started.
@@ -45,8 +51,9 @@ async def pipes_of(
         [command, *args],
         env={**without_secrets(os.environ), **env},
         cwd=folder,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL if said is None else subprocess.PIPE,
     )
+    heard_out = anyio.Event()
     received_in, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     sent, sent_out = anyio.create_memory_object_stream[SessionMessage](0)
 
@@ -84,12 +91,25 @@ async def pipes_of(
     async with anyio.create_task_group() as group:
         group.start_soon(pump, read)
         group.start_soon(write)
+        group.start_soon(_hear, process, said, heard_out)
         try:
             yield received, sent
         finally:
             with anyio.CancelScope(shield=True):
                 await _end(process)
+                with anyio.move_on_after(CLOSE_WAIT_S):  # what it started may hold the pipe
+                    await heard_out.wait()
             group.cancel_scope.cancel()
+
+
+async def _hear(process: Process, said: bytearray | None, heard_out: anyio.Event) -> None:
+    """Keep the end of what a server writes to its standard error; say when there is no more."""
+    if said is not None and process.stderr is not None:
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for part in process.stderr:
+                said.extend(part)
+                del said[:-SAID_BYTES_MAX]
+    heard_out.set()
 
 
 def _message(line: bytes) -> SessionMessage | Exception:

@@ -22,7 +22,7 @@ import anyio
 import mcp
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from dsec.platform.secrets import filled
+from dsec.platform.secrets import filled, hidden_text
 from dsec.session.tool_document import ToolDocument
 from dsec.tool.frames import Refused
 from dsec.tool.http_exchange import fail, sendable
@@ -64,12 +64,22 @@ def listed(
     """The tool as its server tells of it. The server is asked, and ended.
 
     Raises:
-        Refused: it cannot be reached, or has no such tool.
+        Refused: it cannot be reached, or has no such tool. The message ends with what a server
+            that was started here said last: whoever registers it has to know.
     """
     digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
-    server = _Server(document, digest, files, secrets, LIST_WAIT_S_MAX)
+    said = bytearray()
+    server = _Server(document, digest, files, secrets, LIST_WAIT_S_MAX, said=said)
     try:
         return server.tool()
+    except Refused as refused:
+        lines = said.decode(errors="replace").strip().splitlines()
+        if not lines or refused.failure.code == "declaration_misfit":
+            raise
+        # It was given its secrets, and may name what it cannot use.
+        last = hidden_text(lines[-1].strip(), secrets)
+        told = f"{refused.failure.message}; the last that it said: {last}"
+        raise Refused(replace(refused.failure, message=told)) from refused
     finally:
         server.close()
 
@@ -85,13 +95,16 @@ class _Server:
         secrets: Mapping[str, str],
         wait_s: float | None = None,
         waits: int | None = None,
+        said: bytearray | None = None,
     ) -> None:
         """Prepare.
 
         Args:
             wait_s: for each answer, where no deadline of a call ends the process.
             waits: a pipe that ends when nobody waits for the call any more.
+            said: gets the end of what a server that is started here writes to standard error.
         """
+        self._said = said
         self._document = document
         self._wait_s = wait_s
         self._waits = waits
@@ -189,7 +202,9 @@ class _Server:
         except Exception as error:  # noqa: BLE001 - whatever a transport raises
             self.close()
             self._tell_heard()
-            told = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            told: BaseException = error
+            while isinstance(told, BaseExceptionGroup):
+                told = told.exceptions[0]
             # What it said is not what such a server says: there it is.
             code = "mcp_broken" if isinstance(told, ValueError) else "mcp_unreachable"
             fail(code, f"{self._place()}: {told!r}", retryable=True)
@@ -216,8 +231,8 @@ class _Server:
         most = document.output_bytes_max * _GROWTH
         if document.command:
             env = {k: filled(value, self._secrets) for k, value in document.env.items()}
-            over = self._heard.over
-            return pipes_of(document.command, document.args, env, self._folder(), most, over)
+            run, folder = (document.command, document.args, env), self._folder()
+            return pipes_of(*run, folder, most, self._heard.over, self._said)
         headers = sendable(document.headers, self._secrets)
         return http_of(document.url, headers, most, self._wait_s, self._heard)
 
