@@ -16,6 +16,7 @@ from pathlib import Path
 import anyio
 import mcp_types
 from anyio.abc import Process
+from anyio.streams.memory import MemoryObjectReceiveStream
 from mcp.client._transport import TransportStreams
 from mcp.shared.message import SessionMessage
 
@@ -74,23 +75,13 @@ async def pipes_of(
                     on_too_long()
                     return  # what waits for it is told that the server is gone
 
-    # Whichever end is closed first, the other's work is over: whoever waits for an answer is told
-    # by the session.
-    async def write() -> None:
-        assert process.stdin is not None
-        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-            async with sent_out:
-                async for message in sent_out:
-                    text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-                    await process.stdin.send(text.encode() + b"\n")
-
     async def pump(work: object) -> None:
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             await work()  # type: ignore[operator]
 
     async with anyio.create_task_group() as group:
         group.start_soon(pump, read)
-        group.start_soon(write)
+        group.start_soon(_write, process, sent_out)
         group.start_soon(_hear, process, said, heard_out)
         try:
             yield received, sent
@@ -100,6 +91,17 @@ async def pipes_of(
                 with anyio.move_on_after(CLOSE_WAIT_S):  # what it started may hold the pipe
                     await heard_out.wait()
             group.cancel_scope.cancel()
+
+
+async def _write(process: Process, sent: MemoryObjectReceiveStream[SessionMessage]) -> None:
+    # Whichever end is closed first, the other's work is over: whoever waits for an answer is told
+    # by the session.
+    assert process.stdin is not None
+    with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+        async with sent:
+            async for message in sent:
+                text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                await process.stdin.send(text.encode() + b"\n")
 
 
 async def _hear(process: Process, said: bytearray | None, heard_out: anyio.Event) -> None:
