@@ -462,9 +462,10 @@ def test_where_the_state_directory_is_no_option_the_variable_is_named() -> None:
 def test_the_logs_of_processes_are_told_whole_in_a_narrow_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tables, "out", Console(width=60))
+    for module in (tables, status_command):
+        monkeypatch.setattr(module, "out", Console(width=60))
     log = f"/{'a' * 80}/recorder.log"
     process = ProcessStatus(name="recorder", pid=7, since=0.0, alive=True, log_path=log)
     found = StackStatus("running", Path("/a"), None, None, (process,), None)
-    print_table(status_command._process_table(found), ("since",))
+    status_command._print_processes(found)
     assert log in capsys.readouterr().out

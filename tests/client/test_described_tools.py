@@ -220,20 +220,19 @@ import no_such_package
 """
 
 
-def test_of_a_server_that_does_not_start_the_last_word_is_told(tmp_path: Path) -> None:
+def refusal(tmp_path: Path, server: str, **more: Any) -> str:
+    """What is said of a tool whose server does not start."""
     pytest.importorskip("mcp")
-    (tmp_path / "server.py").write_text(BROKEN_SERVER)
-    document = {
-        "name": "lookup",
-        "kind": "mcp",
-        "command": sys.executable,
-        "args": ["server.py"],
-        "code": ["server.py"],
-    }
-    (tmp_path / "tool.yaml").write_text(yaml.safe_dump(document))
+    (tmp_path / "server.py").write_text(server)
+    document = {"name": "lookup", "kind": "mcp", "command": sys.executable, "args": ["server.py"]}
+    (tmp_path / "tool.yaml").write_text(yaml.safe_dump(document | {"code": ["server.py"]} | more))
     with pytest.raises(SpecFileError) as refused:
         read_spec("tool", tmp_path / "tool.yaml")
-    told = str(refused.value)
+    return str(refused.value)
+
+
+def test_of_a_server_that_does_not_start_the_last_word_is_told(tmp_path: Path) -> None:
+    told = refusal(tmp_path, BROKEN_SERVER)
     assert "ModuleNotFoundError: No module named 'no_such_package': mend it, or write" in told
     assert "long ago" not in told
     assert "ExceptionGroup" not in told
@@ -242,21 +241,8 @@ def test_of_a_server_that_does_not_start_the_last_word_is_told(tmp_path: Path) -
 def test_of_a_servers_last_word_its_secret_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("mcp")
     monkeypatch.setenv("DSEC_SECRET_SHOP_KEY", "s3cret-of-the-shop")
-    (tmp_path / "server.py").write_text(
-        "import os, sys; sys.exit('no such key: ' + os.environ['K'])"
-    )
-    document = {
-        "name": "lookup",
-        "kind": "mcp",
-        "command": sys.executable,
-        "args": ["server.py"],
-        "code": ["server.py"],
-        "secrets": ["SHOP_KEY"],
-        "env": {"K": "${SHOP_KEY}"},
-    }
-    (tmp_path / "tool.yaml").write_text(yaml.safe_dump(document))
-    with pytest.raises(SpecFileError, match="no such key: ") as refused:
-        read_spec("tool", tmp_path / "tool.yaml")
-    assert "s3cret" not in str(refused.value)
+    server = "import os, sys; sys.exit('no such key: ' + os.environ['K'])"
+    told = refusal(tmp_path, server, secrets=["SHOP_KEY"], env={"K": "${SHOP_KEY}"})
+    assert "no such key: " in told
+    assert "s3cret" not in told

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from dsec.platform.user_limits import UserLimits
@@ -20,6 +21,7 @@ from dsec.session.documents import seal
 from dsec.session.tool_document import ToolDocument
 from dsec.tool.call import load
 from dsec.tool.frames import Failure, Order, Outcome
+from dsec.tool.mcp_pipes import CLOSE_WAIT_S, pipes_of
 from dsec.tool.processes import Processes, Program
 from dsec_contracts import decode
 
@@ -260,3 +262,14 @@ def test_without_the_client_the_failure_says_what_to_install(
     assert isinstance(told, Failure)
     assert told.code == "tool_load_failed"
     assert "pip install 'dsec[mcp]'" in told.message
+
+
+async def test_who_is_no_longer_heard_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text("import sys; sys.stdin.read()")
+    run = sys.executable, ["server.py"], {}
+    with anyio.CancelScope() as scope:
+        async with pipes_of(*run, tmp_path, 1000, lambda: None, bytearray()):
+            scope.cancel()
+            began = time.monotonic()
+            await anyio.sleep_forever()
+    assert time.monotonic() - began < CLOSE_WAIT_S

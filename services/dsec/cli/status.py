@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from dsec.cli.answer import answers, exit_with, json_option, out, say_json
 from dsec.cli.state_dir import state_dir_option
@@ -43,7 +42,7 @@ def status(state_dir: Path | None, as_json: bool) -> None:
     if found.problem:
         out.print(found.problem, soft_wrap=True)
     if found.processes:
-        print_table(_process_table(found), ("since",))
+        _print_processes(found)
     if found.endpoints is not None:
         out.print(f"NATS        {shown(found.endpoints.nats_url)}", soft_wrap=True)
         out.print(f"PostgreSQL  {shown(found.endpoints.database_url)}", soft_wrap=True)
@@ -97,7 +96,7 @@ def _scheduler_config(state_dir: Path) -> Any:
         return {"error": str(error)}
 
 
-def _process_table(found: StackStatus) -> Table:
+def _print_processes(found: StackStatus) -> None:
     table = plain_table("process", "pid", "since", "log")
     for process in found.processes:
         since = datetime.fromtimestamp(process.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -107,7 +106,7 @@ def _process_table(found: StackStatus) -> Table:
             since,
             process.log_path,
         )
-    return table
+    print_table(table, ("since",))
 
 
 def status_json(found: StackStatus) -> dict[str, Any]:

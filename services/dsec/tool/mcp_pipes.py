@@ -106,12 +106,14 @@ async def _write(process: Process, sent: MemoryObjectReceiveStream[SessionMessag
 
 async def _hear(process: Process, said: bytearray | None, heard_out: anyio.Event) -> None:
     """Keep the end of what a server writes to its standard error; say when there is no more."""
-    if said is not None and process.stderr is not None:
-        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            async for part in process.stderr:
-                said.extend(part)
-                del said[:-SAID_BYTES_MAX]
-    heard_out.set()
+    try:
+        if said is not None and process.stderr is not None:
+            with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                async for part in process.stderr:
+                    said.extend(part)
+                    del said[:-SAID_BYTES_MAX]
+    finally:
+        heard_out.set()  # also where this is cancelled: nobody waits for what nobody hears
 
 
 def _message(line: bytes) -> SessionMessage | Exception:
